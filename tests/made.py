@@ -21,7 +21,7 @@ from PIL import Image
 
 from tpucache import Manifest, Recipe, build_cache
 from tpucache.errors import SampleError
-from tpucache.warmup.records.pillow import find_simplejpeg
+from tpucache.warmup.records.pillow_modes import find_simplejpeg
 from tpucache.warmup.records.presize import find_cykooz_resizer
 from tpucache.warmup.sources.source import Item, Listing, Sample
 

@@ -19,6 +19,7 @@ from tpucache.warmup.estimate import Estimate, Remaining, Trials, estimate
 from tpucache.warmup.plan import BuildPlan, make_encoder, meant_source, plan_build
 from tpucache.warmup.records.encode import EncodedSample, SampleEncoder
 from tpucache.warmup.records.presize import open_image
+from tpucache.warmup.records.refusal import naming
 from tpucache.warmup.run.folder import check_source, finished_cache
 from tpucache.warmup.sources import to_source
 from tpucache.warmup.sources.folder import NO_SUFFIX
@@ -163,7 +164,7 @@ class _Look:
         self.tried.append(Tried(sample.path, label))
         image = result.item.fields.get(IMAGE)
         if image is not None:
-            with open_image(image, self._recipe, sample.path) as opened:
+            with naming(sample.path), open_image(image, self._recipe) as opened:
                 self.sizes.append(opened.size)
                 self.kinds[opened.kind] += 1
 

@@ -22,7 +22,8 @@ from scripts.checks.sources import (
 from tpucache.errors import SampleError
 from tpucache.recipe import Recipe
 from tpucache.warmup.records.masks import decode_mask
-from tpucache.warmup.records.pillow import decode, opened
+from tpucache.warmup.records.pillow import opened
+from tpucache.warmup.records.pillow_modes import decode
 from tpucache.warmup.records.presize import presize
 from tpucache.warmup.trial import dry_run
 
@@ -73,9 +74,9 @@ def test_a_heif_is_decoded_itself_and_not_its_thumbnail() -> None:
     pillow_heif.register_heif_opener()
     target = io.BytesIO()
     Image.fromarray(np.full((128, 128, 3), 90, np.uint8)).save(target, "HEIF", thumbnails=[64])
-    with opened(target.getvalue(), "a") as image:
-        decoded = decode(image, target.getvalue(), (32, 32))
-    assert (decoded.pixels.shape[:2], decoded.scale) == ((128, 128), 1.0)
+    with opened(target.getvalue()) as file:
+        pixels, scale = decode(file, Recipe(), (32, 32))
+    assert (pixels.shape[:2], scale) == ((128, 128), 1.0)
 
 
 @pytest.mark.parametrize(

@@ -54,6 +54,5 @@ def test_a_folder_of_photographs_becomes_a_cache(photograph: bytes, tmp_path: Pa
 
 def test_without_pillow_heif_the_package_is_named(photograph: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pillow_heif", None)
-    pillow._register.cache_clear()
     with pytest.raises(SampleError, match="is a HEIC file: `pip install pillow-heif`"):
         presize(photograph, Recipe(size=8), "a.heic")

@@ -85,4 +85,4 @@ def test_floats_from_0_to_1_are_scaled_in_each_channel() -> None:
 def test_the_axis_of_the_channels_is_the_one_that_is_as_short_as_channels_are(
     shape: tuple[int, ...], channels: int
 ) -> None:
-    assert to_pixels(np.zeros(shape, np.uint8), "keep", None, "a").shape[2] == channels
+    assert to_pixels(np.zeros(shape, np.uint8), "keep", None).shape[2] == channels

@@ -16,7 +16,8 @@ from PIL import Image
 from tpucache.errors import SampleError
 from tpucache.recipe import Recipe
 from tpucache.warmup.records.arrays import clean_and_count, record_fields
-from tpucache.warmup.records.pillow import decode, opened, orientation, stored_size
+from tpucache.warmup.records.pillow import opened
+from tpucache.warmup.records.pillow_modes import decode
 from tpucache.warmup.records.presize import presize
 from tpucache.warmup.sources.source import Item
 
@@ -66,9 +67,9 @@ def test_every_format_is_turned_once(name: str, turn: int) -> None:
     expected = _DISPLAYED[turn](stored)
     got = presize(data, Recipe(size=expected.shape[:2]), "a")
     assert np.abs(got.astype(int) - expected)[4:-4, 4:-4].mean() < 6
-    with opened(data, "a") as image:
-        assert (stored_size(image), orientation(image, data)) == ((48, 32), turn)
-        assert np.abs(decode(image, data).pixels.astype(int) - stored).mean() < 6
+    with opened(data) as file:
+        assert (file.size, file.orientation) == ((48, 32), turn)
+        assert np.abs(decode(file, Recipe()).pixels.astype(int) - stored).mean() < 6
 
 
 @pytest.mark.parametrize("turn", _TURNS)

@@ -20,8 +20,9 @@ from tpucache.errors import SampleError
 from tpucache.recipe import Recipe
 from tpucache.warmup.records.masks import decode_mask
 from tpucache.warmup.records.numbers import Decoded
-from tpucache.warmup.records.pillow import decode, decoder_versions, opened
-from tpucache.warmup.records.presize import presize
+from tpucache.warmup.records.pillow import opened
+from tpucache.warmup.records.pillow_modes import decode
+from tpucache.warmup.records.presize import image_versions, presize
 
 _JPEGS: dict[str, dict[str, Any]] = {
     "baseline": {},
@@ -45,8 +46,8 @@ def _jpeg(kind: str, image: Image.Image) -> bytes:
 
 
 def _decoded(data: bytes, least: tuple[int, int] | None = None) -> Decoded:
-    with opened(data, "a.jpg") as image:
-        return decode(image, data, least)
+    with opened(data) as file:
+        return decode(file, Recipe(), least)
 
 
 def _pillow_decodes(data: bytes) -> bool:
@@ -59,9 +60,7 @@ def _pillow_decodes(data: bytes) -> bool:
 
 
 @pytest.mark.parametrize("kind", _JPEGS)
-def test_a_full_decode_is_what_pillow_makes_of_it(
-    kind: str,
-) -> None:
+def test_a_full_decode_is_what_pillow_makes_of_it(kind: str) -> None:
     data = _jpeg(kind, smooth_image(99, 71))
     pixels, scale = _decoded(data)
     with Image.open(io.BytesIO(data)) as expected:
@@ -70,9 +69,7 @@ def test_a_full_decode_is_what_pillow_makes_of_it(
 
 
 @pytest.mark.parametrize("kind", _JPEGS)
-def test_a_jpeg_cut_anywhere_is_refused_where_pillow_refuses_it_in_full(
-    kind: str,
-) -> None:
+def test_a_jpeg_cut_anywhere_is_refused_where_pillow_refuses_it_in_full(kind: str) -> None:
     data = _jpeg(kind, smooth_image(72, 56))
     for cut in (*range(0, len(data) - 12, 37), *range(len(data) - 12, len(data) + 1)):
         accepted = _pillow_decodes(data[:cut])
@@ -116,9 +113,7 @@ def test_a_jpeg_is_decoded_at_the_smallest_scale_of_at_least_what_is_wanted(
 
 @pytest.mark.usefixtures("without_simplejpeg")
 @pytest.mark.parametrize("kind", _JPEGS)
-def test_pillow_alone_scales_too(
-    kind: str,
-) -> None:
+def test_pillow_alone_scales_too(kind: str) -> None:
     data = _jpeg(kind, smooth_image(400, 300))
     pixels, scale = _decoded(data, (90, 60))
     assert (pixels.shape[:2], scale) == ((75, 100), 0.25)
@@ -156,12 +151,12 @@ def test_a_broken_mask_is_called_a_mask(data: Any) -> None:
 
 def test_versions_are_of_what_decodes() -> None:
     simplejpeg = pytest.importorskip("simplejpeg")
-    versions = decoder_versions()
-    assert set(versions) == {"pillow", "libjpeg", "simplejpeg"}
+    versions = image_versions()
+    assert set(versions) == {"pillow", "libjpeg", "simplejpeg", "cykooz_resizer"}
     assert versions["simplejpeg"] == simplejpeg.__version__
     assert versions["libjpeg"] in (features.version("libjpeg_turbo"), features.version("jpg"))
 
 
 @pytest.mark.usefixtures("without_simplejpeg")
 def test_the_version_of_what_is_missing_is_empty() -> None:
-    assert decoder_versions()["simplejpeg"] == ""
+    assert image_versions()["simplejpeg"] == ""

@@ -69,7 +69,7 @@ def test_what_is_written_as_on_kaggle_is_read_as_it_was(width: int, height: int,
     bits = data.draw(st.lists(st.booleans(), min_size=width * height, max_size=width * height))
     mask = np.array(bits, np.uint8).reshape(height, width)
     runs = read_runs([(1, encode_runs(mask))], False, "a")
-    assert_array_equal(draw_runs(runs, (width, height), "a"), mask)
+    assert_array_equal(draw_runs(runs, (width, height)), mask)
     text = encode_runs(mask).split()
     starts, lengths = np.array(text[::2], int) - 1, np.array(text[1::2], int)
     ends = np.concatenate([[0], (starts + lengths)[:-1]]) if len(starts) else starts

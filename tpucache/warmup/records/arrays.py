@@ -1,21 +1,20 @@
 """Converts a sample, as its source returns it, to the arrays of its clean record.
 
-The annotations of an image (mask, boxes, keypoints) go through the same geometry as the image. Without an image, arrays
-with these names are like any other arrays.
+Annotations (mask, boxes, keypoints) follow their image. Without one, arrays with these names are like any others.
 
-Viewers turn an image that has an EXIF orientation. The recipe's `coordinates` states whether annotations refer to the
-image as displayed or as stored. Without `coordinates`, a sample is refused if the two differ.
+The recipe's `coordinates` states whether annotations refer to the image as viewers display it, turned by its EXIF
+orientation, or as stored. Without `coordinates`, a sample is refused if the two differ.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Collection, Container, Mapping, Sequence
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
-from tpucache.errors import SampleError, SourceError
+from tpucache.errors import SourceError
 from tpucache.geometry import (
     TURNS,
     Coordinates,
@@ -36,7 +35,8 @@ from tpucache.store.samples import HEIGHT, MEAN, STD, TURNED, TYPE, WIDTH
 from tpucache.warmup.records.masks import DecodedMask, decode_turned_mask, draw_runs
 from tpucache.warmup.records.numbers import SEVERAL
 from tpucache.warmup.records.presize import presize, presize_framed
-from tpucache.warmup.sources.source import Item, RunsOrder
+from tpucache.warmup.records.refusal import naming, refusal
+from tpucache.warmup.sources.source import Item
 
 #: An image and its annotations, in the order of the record.
 IMAGE_FIELDS: Final = (IMAGE, MASK, BOXES, KEYPOINTS)
@@ -55,117 +55,51 @@ Counts = dict[str, int]
 #: Values of a source's image by column of the samples table, such as its width.
 Facts = dict[str, int | float | str | None]
 
-_COUNTERS: Final[Mapping[str, Callable[[Array], Any]]] = {
-    MASK: lambda mask: mask.any(),
-    BOXES: lambda boxes: ((boxes[:, 2] > boxes[:, 0]) & (boxes[:, 3] > boxes[:, 1])).sum(),
-    KEYPOINTS: lambda points: (points[:, 2] > 0).sum(),
-}
-
 
 def image_fields(names: Container[str]) -> tuple[str, ...]:
-    """Return which of `names` are the image and its annotations, in the record's order; () without an image."""
-    return tuple(name for name in IMAGE_FIELDS if name in names) if IMAGE in names else ()
+    """Return the image and its annotations in `names`, in the record's order; () without an image."""
+    return tuple([name for name in IMAGE_FIELDS if name in names]) if IMAGE in names else ()
 
 
 def record_fields(item: Item, recipe: Recipe, path: str = "the first sample") -> tuple[Field, ...]:
-    """Return the fields that all records of a source have, derived from its sample `item`, whose path is `path`.
+    """Return the fields of all records of a source, derived from its sample `item` with the path `path`.
 
-    - `image`: in the recipe's codec, uint8 (height, width, 3), or one channel in the mode grey. In the mode keep, it
-      has the sample's channels and dtype.
+    - `image`: uint8 (height, width, 3), or one channel in the mode grey; in the mode keep, as in the sample.
     - `mask`: lossless, uint8 (height, width, 1).
     - `boxes`: float32 (max_boxes, 5).
     - `keypoints`: float32 (n, 3), for the n keypoints of the sample.
-    - other arrays: unchanged, in the sample's order. They are stored in the recipe's codec if it can store any array,
-      else raw.
+    - other arrays: unchanged, in the sample's order, and in the recipe's codec if it can store any array, else raw.
 
     Raises SourceError if a record cannot hold an array, SampleError for an image that must be decoded and cannot be.
     """
-    if not item.fields:
+    given = _given(item)
+    if not given:
         raise SourceError("the first sample has no fields: give each sample an image or arrays")
-    known = image_fields(_names(item))
-    makers: dict[str, Callable[[], Field]] = {
-        IMAGE: lambda: _image_field(item.fields[IMAGE], recipe, path),
-        MASK: lambda: Field(MASK, CODECS[recipe.codec].mask_codec, "|u1", (recipe.height, recipe.width, 1)),
-        BOXES: lambda: Field(BOXES, "raw", "<f4", (recipe.max_boxes, 5)),
-        KEYPOINTS: lambda: Field(KEYPOINTS, "raw", "<f4", (_points(item.fields[KEYPOINTS]), 3)),
-    }
-    codec = recipe.codec if CODECS[recipe.codec].holds_any_array else "raw"
-    others = [_array_field(name, value, codec) for name, value in item.fields.items() if name not in known]
-    return (*(makers[name]() for name in known), *others)
+    known = image_fields(given)
+    others = [_array_field(name, value, recipe) for name, value in given.items() if name not in known]
+    return (*(_image_field(name, given[name], recipe, path) for name in known), *others)
 
 
-def _image_field(value: bytes | Array, recipe: Recipe, path: str) -> Field:
-    if recipe.mode == "keep":
+def _given(item: Item) -> Mapping[str, bytes | Array]:
+    return item.fields if item.mask_runs is None else {**item.fields, MASK: item.mask_runs}
+
+
+def _image_field(name: str, value: bytes | Array, recipe: Recipe, path: str) -> Field:
+    if name == IMAGE and recipe.mode != "keep":
+        return recipe.image_field()
+    if name == IMAGE:
         kept = presize(value, recipe, path)
         return Field(IMAGE, recipe.codec, kept.dtype.str, kept.shape)
-    return recipe.image_field()
-
-
-def clean_and_count(
-    item: Item, fields: Sequence[Field], recipe: Recipe, path: str
-) -> tuple[dict[str, Array], Counts, Facts]:
-    """Return a sample's clean arrays by field, its counts of annotations by field, and values such as its width."""
-    counts: Counts = {}
-    facts: Facts = {}
-    names = [field.name for field in fields]
-    given = _names(item)
-    for name in (*names, *given):
-        if name not in given:
-            raise SampleError(path, f"has no field {name!r}, as other samples have")
-        if name not in names:
-            raise SampleError(path, f"has a field {name!r}, unlike other samples")
-    clean: dict[str, Array] = {}
-    known = image_fields(names)
-    if known:
-        image, framing, kind = presize_framed(item.fields[IMAGE], recipe, path)
-        clean[IMAGE], field = image, fields[names.index(IMAGE)]
-        if image.dtype.str != field.dtype or image.shape != field.shape:
-            raise SampleError(
-                path,
-                f"its image is {image.dtype} with {image.shape[2]} channels, in other samples {np.dtype(field.dtype)} "
-                f"with {field.shape[2]}: make all images alike, or use --mode rgb or grey",
-            )
-        facts = _facts(framing, kind)
-    for field in fields:
-        if field.name == MASK and MASK in known and item.mask_runs is not None:
-            clean[MASK], counts[MASK] = _mask_of_runs(item.mask_runs, item.runs_order, framing, recipe, path)
-            continue
-        value = item.fields[field.name]
-        if field.name not in known:
-            clean[field.name] = _array(field, value, path)
-        elif field.name == MASK:
-            mask = decode_turned_mask(value, path, recipe)
-            clean[MASK], counts[MASK] = _mask(mask, framing, recipe, path)
-            facts |= {SEVERAL_FRAMES: 1} if mask.has_several_frames else {}
-        elif field.name == BOXES:
-            boxes = _numbers(field.name, value, path)
-            clean[BOXES], counts[BOXES] = _boxes(boxes, item.boxes_size, framing, recipe, path), len(boxes)
-        elif field.name == KEYPOINTS:
-            points = _numbers(field.name, value, path)
-            clean[KEYPOINTS] = _keypoints(points, framing, recipe, field.shape[0], path)
-            size = framing.stored_as(_coordinates(framing, recipe, path))
-            counts[KEYPOINTS] = int(within(points, (0, 0, *size)).sum())
-    return clean, counts, facts
-
-
-def _facts(framing: Framing, kind: str) -> Facts:
-    (width, height), kind_name = framing.stored_as("displayed"), kind.partition(" ")[0].lower()
-    turned = int(framing.turn != Turn())
-    facts: Facts = {WIDTH: width, HEIGHT: height, TYPE: kind_name, TURNED: turned, MEAN: None, STD: None}
-    return {**facts, SEVERAL_FRAMES: 1} if kind.endswith(SEVERAL) else facts
-
-
-def _names(item: Item) -> list[str]:
-    return [*item.fields] if item.mask_runs is None else [*item.fields, MASK]
-
-
-def _points(value: bytes | Array) -> int:
+    if name == MASK:
+        return Field(MASK, CODECS[recipe.codec].mask_codec, "|u1", (recipe.height, recipe.width, 1))
+    if name == BOXES:
+        return Field(BOXES, "raw", "<f4", (recipe.max_boxes, 5))
     if isinstance(value, bytes) or value.ndim != 2 or value.shape[1] != 2 or not len(value):
         raise SourceError(f"keypoints must be an array (n, 2) of x, y, not {_kind(value)}")
-    return len(value)
+    return Field(KEYPOINTS, "raw", "<f4", (len(value), 3))
 
 
-def _array_field(name: str, value: bytes | Array, codec: str) -> Field:
+def _array_field(name: str, value: bytes | Array, recipe: Recipe) -> Field:
     if not FIELD_NAME.fullmatch(name):
         raise SourceError(
             f"a field cannot be called {name!r}: use a to z, 0 to 9 and _, a letter first, at most 64 characters"
@@ -177,121 +111,176 @@ def _array_field(name: str, value: bytes | Array, codec: str) -> Field:
         raise SourceError(f"field {name!r} is {value.dtype}: a record holds {', '.join(DTYPES)}; convert the array")
     if not value.size:
         raise SourceError(f"field {name!r} is empty: an array of shape {value.shape}")
-    return Field(name, codec, dtype, value.shape)
+    return Field(name, recipe.codec if CODECS[recipe.codec].holds_any_array else "raw", dtype, value.shape)
 
 
 def _kind(value: bytes | Array) -> str:
     return "bytes" if isinstance(value, bytes) else f"{value.dtype} {value.shape}"
 
 
-def _array(field: Field, value: bytes | Array, path: str) -> Array:
+def clean_and_count(
+    item: Item, fields: Sequence[Field], recipe: Recipe, path: str
+) -> tuple[dict[str, Array], Counts, Facts]:
+    """Return a sample's clean arrays and counts of annotations by field, and values such as its width."""
+    clean: dict[str, Array] = {}
+    counts: Counts = {}
+    facts: Facts = {}
+    with naming(path):
+        given = _given(item)
+        _check_names([field.name for field in fields], given)
+        for field in fields:
+            name, value = field.name, given[field.name]
+            if name == IMAGE:  # it comes first
+                image, framing, kind = presize_framed(value, recipe)
+                clean[IMAGE], facts = _image(field, image), _facts(framing, kind)
+            elif IMAGE not in clean or name not in IMAGE_FIELDS:
+                clean[name] = _array(field, value)
+            elif name == MASK:
+                mask = _decoded_mask(item, framing, recipe)
+                clean[MASK], counts[MASK] = _mask(mask, framing, recipe)
+                facts |= {SEVERAL_FRAMES: 1} if mask.has_several_frames else {}
+            elif name == BOXES:
+                boxes = _numbers(name, value)
+                clean[BOXES], counts[BOXES] = _boxes(boxes, item.boxes_size, framing, recipe), len(boxes)
+            else:
+                points = _numbers(name, value)
+                clean[KEYPOINTS], counts[KEYPOINTS] = _keypoints(points, field.shape[0], framing, recipe)
+    return clean, counts, facts
+
+
+def _check_names(names: Sequence[str], given: Collection[str]) -> None:
+    for name in (*names, *given):
+        if name not in given:
+            raise refusal(f"has no field {name!r}, as other samples have")
+        if name not in names:
+            raise refusal(f"has a field {name!r}, unlike other samples")
+
+
+def _image(field: Field, image: Array) -> Array:
+    if image.dtype.str != field.dtype or image.shape != field.shape:
+        raise refusal(
+            f"its image is {image.dtype} with {image.shape[2]} channels, in other samples {np.dtype(field.dtype)} "
+            f"with {field.shape[2]}: make all images alike, or use --mode rgb or grey"
+        )
+    return image
+
+
+def _facts(framing: Framing, kind: str) -> Facts:
+    (width, height), kind_name = framing.stored_as("displayed"), kind.partition(" ")[0].lower()
+    turned = int(framing.turn != Turn())
+    facts: Facts = {WIDTH: width, HEIGHT: height, TYPE: kind_name, TURNED: turned, MEAN: None, STD: None}
+    return {**facts, SEVERAL_FRAMES: 1} if kind.endswith(SEVERAL) else facts
+
+
+def _array(field: Field, value: bytes | Array) -> Array:
     dtype = np.dtype(field.dtype)
     if isinstance(value, bytes) or value.dtype.newbyteorder("<") != dtype or value.shape != field.shape:
-        raise SampleError(path, f"field {field.name!r} is {_kind(value)}, in other samples {dtype} {field.shape}")
+        raise refusal(f"field {field.name!r} is {_kind(value)}, in other samples {dtype} {field.shape}")
     return np.ascontiguousarray(value, dtype)
 
 
-def _mask(mask: DecodedMask, framing: Framing, recipe: Recipe, path: str) -> tuple[Array, int]:
-    """Return the visible part of a mask (height, width, 1), and 1 if any pixel of the whole mask is not 0, else 0.
+def _decoded_mask(item: Item, framing: Framing, recipe: Recipe) -> DecodedMask:
+    if item.mask_runs is None:
+        return decode_turned_mask(item.fields[MASK], recipe)
+    size = framing.stored_as(_coordinates(framing, recipe))
+    return DecodedMask(draw_runs(item.mask_runs, size, item.runs_order))
+
+
+def _mask(mask: DecodedMask, framing: Framing, recipe: Recipe) -> tuple[Array, int]:
+    """Return a record's mask (height, width, 1), and 1 if the whole mask has any class but 0, else 0.
 
     Without `recipe.coordinates`, the mask may have the orientation of the stored or of the displayed image, and its
     size must show which.
     """
-    coordinates = recipe.coordinates
-    stored = mask.classes
-    displayed = turn(stored, TURNS[mask.orientation])
+    stored, displayed = mask.classes, turn(mask.classes, TURNS[mask.orientation])
     readings = {"stored": stored, "displayed": turn_back(displayed, framing.turn)}
-    stated = readings if coordinates is None else {coordinates: readings[coordinates]}
-    fitting = [each for each in stated.values() if each.shape == framing.stored[::-1]]
+    stated = [readings[recipe.coordinates]] if recipe.coordinates else [*readings.values()]
+    fitting = [each for each in stated if each.shape == framing.stored[::-1]]
     if not fitting:
-        height, width = stored.shape if coordinates == "stored" else displayed.shape
-        size = framing.stored if coordinates == "stored" or not framing.turn.swap else framing.stored[::-1]
-        image = " x ".join(map(str, size))
-        raise SampleError(path, f"the mask is {width} x {height} pixels, the image {image}: make their sizes equal")
-    if len(fitting) > 1 and not np.array_equal(fitting[0], fitting[1]):
-        raise SampleError(
-            path,
+        seen = recipe.coordinates or "displayed"
+        height, width = (stored if seen == "stored" else displayed).shape
+        image = " x ".join(map(str, framing.stored_as(seen)))
+        raise refusal(f"the mask is {width} x {height} pixels, the image {image}: make their sizes equal")
+    if not np.array_equal(fitting[0], fitting[-1]):
+        raise refusal(
             "the image has an EXIF orientation, and the mask's size does not show which orientation the mask has; "
-            f"{_UNSTATED}",
+            f"{_UNSTATED}"
         )
     return framing.nearest(fitting[0])[..., None], int(stored.any())
 
 
-def _mask_of_runs(
-    runs: Array, order: RunsOrder | None, framing: Framing, recipe: Recipe, path: str
-) -> tuple[Array, int]:
-    coordinates = _coordinates(framing, recipe, path)
-    drawn = draw_runs(runs, framing.stored_as(coordinates), path, order)
-    stored = drawn if coordinates == "stored" else turn_back(drawn, framing.turn)
-    return framing.nearest(stored)[..., None], int(drawn.any())
-
-
-def _numbers(name: str, value: bytes | Array, path: str) -> npt.NDArray[np.float64]:
+def _numbers(name: str, value: bytes | Array) -> npt.NDArray[np.float64]:
     if isinstance(value, bytes) or value.dtype.kind not in "iuf":
-        raise SampleError(path, f"{name} must be an array of numbers, not {_kind(value)}")
+        raise refusal(f"{name} must be an array of numbers, not {_kind(value)}")
     numbers = value.astype(np.float64)
     if not (np.abs(numbers) <= _FARTHEST).all():
-        raise SampleError(
-            path,
+        raise refusal(
             f"{name} hold numbers that are not finite, or beyond {_FARTHEST:,}: leave them out, or put them close to "
-            "the image",
+            "the image"
         )
     return numbers
 
 
-def _coordinates(framing: Framing, recipe: Recipe, path: str) -> Coordinates:
+def _coordinates(framing: Framing, recipe: Recipe) -> Coordinates:
     if recipe.coordinates is None and framing.turn != Turn():
-        raise SampleError(
-            path, f"the image has an EXIF orientation, which its annotations may follow or not; {_UNSTATED}"
-        )
+        raise refusal(f"the image has an EXIF orientation, which its annotations may follow or not; {_UNSTATED}")
     return recipe.coordinates or "stored"
 
 
 def _boxes(
-    boxes: npt.NDArray[np.float64], size: tuple[int, int] | None, framing: Framing, recipe: Recipe, path: str
+    boxes: npt.NDArray[np.float64], size: tuple[int, int] | None, framing: Framing, recipe: Recipe
 ) -> npt.NDArray[np.float32]:
     most = recipe.max_boxes
     if not boxes.size:
         return fill_boxes(np.empty((0, 5)), most)
     if boxes.ndim != 2 or boxes.shape[1] not in (4, 5):
-        raise SampleError(path, f"boxes must have the shape (n, 4) or (n, 5), not {boxes.shape}")
-    wrong = np.flatnonzero((boxes[:, 2:4] < boxes[:, :2]).any(axis=1))
-    if wrong.size:
-        raise SampleError(path, f"box {wrong[0]} has a negative width or height: {boxes[wrong[0], :4].tolist()}")
-    wrong = np.flatnonzero((boxes[:, 4:] < 0) | (boxes[:, 4:] % 1 != 0))
-    if wrong.size:
-        raise SampleError(path, f"box {wrong[0]} has the class {boxes[wrong[0], 4]:g}: give whole numbers from 0")
-    if boxes[:, :4].max() <= 1 and (boxes[:, :4] % 1).any() and max(framing.stored) > 1:
-        raise SampleError(
-            path,
+        raise refusal(f"boxes must have the shape (n, 4) or (n, 5), not {boxes.shape}")
+    first, last, classes = boxes[:, :2], boxes[:, 2:4], boxes[:, 4:]
+    for wrong in np.flatnonzero((last < first).any(axis=1)):
+        raise refusal(f"box {wrong} has a negative width or height: {boxes[wrong, :4].tolist()}")
+    for wrong in np.flatnonzero((classes < 0) | (classes % 1 != 0)):
+        raise refusal(f"box {wrong} has the class {boxes[wrong, 4]:g}: give whole numbers from 0")
+    if last.max() <= 1 and (boxes[:, :4] % 1).any() and max(framing.stored) > 1:
+        raise refusal(
             f"its boxes, such as {boxes[0, :4].tolist()}, lie in one pixel: if they are fractions of the image, "
-            "multiply them by its width and height",
+            "multiply them by its width and height"
         )
-    coordinates = _coordinates(framing, recipe, path)
+    coordinates = _coordinates(framing, recipe)
     if size is not None and not framing.is_of(size, coordinates):
-        raise SampleError(
-            path, f"its boxes refer to {size[0]} x {size[1]} pixels, but its image has another size: scale the boxes"
+        raise refusal(
+            f"its boxes refer to {size[0]} x {size[1]} pixels, but its image has another size: scale the boxes"
         )
-    corners = np.stack([framing.points(points, coordinates) for points in (boxes[:, :2], boxes[:, 2:4])])
-    classes = boxes[:, 4:] if boxes.shape[1] == 5 else np.zeros((len(boxes), 1))
+    corners = np.stack([framing.points(points, coordinates) for points in (first, last)])
+    classes = classes if classes.size else np.zeros((len(boxes), 1))
     kept = clip_boxes(np.hstack([corners.min(axis=0), corners.max(axis=0), classes]), framing.area)
     if len(kept) > most:
-        raise SampleError(path, f"holds {len(kept)} boxes, more than --max-boxes {most}: give a larger number")
+        raise refusal(f"holds {len(kept)} boxes, more than --max-boxes {most}: give a larger number")
     return fill_boxes(kept, most)
 
 
 def _keypoints(
-    points: npt.NDArray[np.float64], framing: Framing, recipe: Recipe, count: int, path: str
-) -> npt.NDArray[np.float32]:
+    points: npt.NDArray[np.float64], count: int, framing: Framing, recipe: Recipe
+) -> tuple[npt.NDArray[np.float32], int]:
+    """Return the keypoints of a record, and how many of them lie in the source image."""
     if points.shape != (count, 2):
-        raise SampleError(path, f"field 'keypoints' has the shape {points.shape}, in other samples {(count, 2)}")
-    coordinates = _coordinates(framing, recipe, path)
+        raise refusal(f"field 'keypoints' has the shape {points.shape}, in other samples {(count, 2)}")
+    coordinates = _coordinates(framing, recipe)
     moved = framing.points(points, coordinates).astype(np.float32)
     visible = within(moved, framing.area, framing.turn[1:] if coordinates == "stored" else (False, False))
-    return mark_points(moved, visible, framing.area)
+    inside = within(points, (0, 0, *framing.stored_as(coordinates)))
+    return mark_points(moved, visible, framing.area), int(inside.sum())
 
 
 def count_annotations(arrays: Mapping[str, Array]) -> Counts:
-    """Return how many annotations the arrays of a record have, by field; empty without an image."""
-    names = [name for name in _COUNTERS if name in arrays] if IMAGE in arrays else []
-    return {name: int(_COUNTERS[name](arrays[name])) for name in names}
+    """Return how many annotations a record has, by field; empty without an image."""
+    counts: Counts = {}
+    for name in image_fields(arrays)[1:]:
+        array = arrays[name]
+        if name == MASK:
+            found = array.any()
+        elif name == BOXES:
+            found = (array[:, 2:4] > array[:, :2]).all(axis=1).sum()
+        else:
+            found = (array[:, 2] > 0).sum()
+        counts[name] = int(found)
+    return counts

@@ -1,13 +1,11 @@
 """Augments a sample's arrays. The result depends only on the arrays, the seed, and the numbers of sample and variant.
 
 `albumentations.Compose(seed=…)` gives every transform the same random stream, so that two flips at p=0.5 happen
-together or not at all. Here, each (seed, sample, variant) has its own generator. `set_random_state` passes it to the
-whole pipeline, and the transforms draw from it one after the other. A custom augmentation may use global generators,
-such as `random` and `np.random`, so they are seeded with the same (seed, sample, variant) before each call.
+together or not at all. Here, each (seed, sample, variant) has a generator, which the transforms of a pipeline draw from
+one after the other. A custom augmentation may also use global generators, which are seeded before each call.
 
-Masks, boxes and keypoints follow their image. A callable receives the image and a generator, and returns the image. If
-there are annotations, it receives and returns a dictionary of `image`, `mask`, `boxes` and `keypoints`, in the form of
-records.
+A callable receives the image and a generator, and returns the image. If there are annotations, it receives and returns
+a dictionary of `image`, `mask`, `boxes` and `keypoints`, in the form of records.
 """
 
 from __future__ import annotations
@@ -19,6 +17,7 @@ import importlib.metadata
 import json
 import os
 import random
+import re
 import sys
 import threading
 import types
@@ -30,7 +29,7 @@ import numpy.typing as npt
 from numpy.random import SeedSequence
 
 from tpucache.errors import DependencyError, RecipeError
-from tpucache.geometry import clip_boxes, fill_boxes, mark_points
+from tpucache.geometry import Box, clip_boxes, fill_boxes, mark_points
 from tpucache.native import Array
 from tpucache.plugins import load_callable
 from tpucache.store.fields import BOXES, IMAGE, KEYPOINTS, MASK
@@ -44,6 +43,8 @@ Augment = Callable[[dict[str, Array], np.random.Generator], Any]
 PRESETS: Final = ("flip", "affine", "standard", "strong")
 _INSTALL: Final = "`pip install albumentations==2.0.8`, or nrtk-albumentations and opencv-python-headless"
 _BICUBIC: Final = 2  # cv2.INTER_CUBIC
+#: Finds the classes and the callable that a definition, as JSON text, names.
+_CODE: Final = re.compile(r'"(?:__class_fullname__|callable)": "([^"]*)"')
 #: The classes of presets. They draw only from the generator that they receive.
 _PRESET_CLASSES: Final = frozenset(
     {"Compose", "HorizontalFlip", "Affine", "RandomResizedCrop", "ColorJitter", "CoarseDropout"}
@@ -56,12 +57,12 @@ _RESIZING: Final = ("crops.transforms", "geometric.resize")
 _MIDDLE: Final = np.float32(0.5)
 
 #: Libraries with global generators. They are not imported here.
-_LIBRARIES: Final = ("cv2", "torch")
+_LIBRARIES: Final = frozenset({"cv2", "torch"})
 _lock: Final = threading.RLock()  # a Dask worker has several threads, and they share these generators
 
 
 class AugmentationError(RecipeError):
-    """The augmentation fails on one sample, or returns something other than arrays of the same shape and dtype."""
+    """The augmentation fails on one sample, or does not keep shapes and dtypes."""
 
 
 def augment(image: Image, definition: Mapping[str, Any], seed: int, number: int, variant: int) -> Image:
@@ -71,19 +72,20 @@ def augment(image: Image, definition: Mapping[str, Any], seed: int, number: int,
 def augment_fields(
     clean: Mapping[str, Array], definition: Mapping[str, Any], seed: int, number: int, variant: int
 ) -> dict[str, Array]:
-    """Return one augmented variant of a record's arrays, with the same names, dtypes and shapes."""
+    """Return an augmented variant of a record's arrays, of the same dtypes and shapes. Raises AugmentationError."""
     names = image_fields(clean)
     if not names:
         return dict(clean)
-    function = build_function(json.dumps(definition, sort_keys=True), names, threading.get_ident())
-    entropy = SeedSequence(seed, spawn_key=(number, variant))
-    loaded = loaded_generators()
+    function, is_preset = build_function(json.dumps(definition, sort_keys=True), names, threading.get_ident())
+    key = (number, variant)
     try:
-        given = {name: clean[name].copy() for name in names}
-        result = function(given, entropy)
-        if loaded_generators() != loaded:  # the first call imported a library whose generator was not seeded
-            given = {name: clean[name].copy() for name in names}
-            result = function(given, entropy)
+        for _ in range(2):  # once more if the first call imported a library whose generator was not seeded
+            loaded = _LIBRARIES.intersection(sys.modules)
+            with contextlib.nullcontext() if is_preset else seeded_generators(SeedSequence(seed, spawn_key=(*key, 0))):
+                generator = np.random.Generator(np.random.PCG64(SeedSequence(seed, spawn_key=key)))
+                result = function({name: clean[name].copy() for name in names}, generator)
+            if _LIBRARIES.intersection(sys.modules) == loaded:
+                break
     except Exception as error:
         raise AugmentationError(
             f"the augmentation fails on sample {number}, variant {variant}: {type(error).__name__}: {error}"
@@ -107,54 +109,30 @@ def _checked(result: Any, clean: Mapping[str, Array]) -> dict[str, Array]:
 
 
 @functools.lru_cache(maxsize=256)
-def build_function(
-    definition: str, names: tuple[str, ...], thread: int
-) -> Callable[[dict[str, Array], SeedSequence], Any]:
-    """Return the function that applies the augmentation of a `definition`, as JSON text, to the fields `names`.
+def build_function(definition: str, names: tuple[str, ...], thread: int) -> tuple[Augment, bool]:
+    """Return the function of a definition, as JSON text, and whether it has only classes of presets.
 
-    Each `thread` has a function of its own, because a pipeline stores its generator.
+    Each thread has its own, because a pipeline stores its generator.
     """
     content = json.loads(definition)
-    function = _of_definition(content, names)
-
-    def draw_from_one(given: dict[str, Array], entropy: SeedSequence) -> Any:
-        return function(given, np.random.Generator(np.random.PCG64(entropy)))
-
-    def draw_from_any(given: dict[str, Array], entropy: SeedSequence) -> Any:
-        shared = SeedSequence(entropy.entropy, spawn_key=(*entropy.spawn_key, 0))
-        with seeded_generators(shared):
-            return draw_from_one(given, entropy)
-
-    return draw_from_one if _classes(content) <= _PRESET_CLASSES else draw_from_any
-
-
-def _classes(definition: Any) -> set[str]:
-    if isinstance(definition, list):
-        return {name for part in definition for name in _classes(part)}
-    if not isinstance(definition, dict):
-        return set()
-    own = {definition[key] for key in ("__class_fullname__", "callable") if isinstance(definition.get(key), str)}
-    return {name for part in definition.values() for name in _classes(part)} | own
-
-
-def _of_definition(content: Mapping[str, Any], names: tuple[str, ...]) -> Augment:
     if "callable" in content:
         check_imported(content)
         target = load_callable(content["callable"])
-        return _seeded(target, names) if hasattr(target, "set_random_state") else _called(target, names)
-    try:
-        return _seeded(_albumentations().from_dict(content), names)
-    except DependencyError:
-        raise
-    except Exception as error:  # validators of transforms may raise any error
-        raise RecipeError(f"albumentations cannot build this augmentation: {type(error).__name__}: {error}") from error
-
-
-def _called(target: Callable[..., Any], names: tuple[str, ...]) -> Augment:
-    """For records with only an image, `target` receives and returns the image, otherwise the dictionary of arrays."""
-    if names != (IMAGE,):
-        return target
-    return lambda given, generator: {IMAGE: target(given[IMAGE], generator)}
+    else:
+        try:
+            target = _albumentations().from_dict(content)
+        except DependencyError:
+            raise
+        except Exception as error:  # validators of transforms may raise any error
+            raise RecipeError(
+                f"albumentations cannot build this augmentation: {type(error).__name__}: {error}"
+            ) from error
+    is_preset = _PRESET_CLASSES.issuperset(_CODE.findall(definition))
+    if hasattr(target, "set_random_state"):
+        return _seeded(target, names), is_preset
+    if names == (IMAGE,):  # the callable receives and returns the image itself
+        return lambda given, generator: {IMAGE: target(given[IMAGE], generator)}, is_preset
+    return target, is_preset
 
 
 def _seeded(pipeline: Any, names: tuple[str, ...]) -> Augment:
@@ -171,9 +149,9 @@ def _seeded(pipeline: Any, names: tuple[str, ...]) -> Augment:
 
 
 def preset(name: str, height: int, width: int, has_colours: bool = True) -> dict[str, Any]:
-    """Return the definition of a preset for images of this height and width, in the form of `albumentations.to_dict`.
+    """Return the definition of a preset, as by `albumentations.to_dict`.
 
-    Without `has_colours`, the preset does not change colours, because albumentations expects colours from 0 to 255.
+    Without `has_colours`, it leaves colours alone: albumentations expects them from 0 to 255.
     """
     A = _albumentations()
     flip = A.HorizontalFlip(p=0.5)
@@ -202,11 +180,7 @@ def preset(name: str, height: int, width: int, has_colours: bool = True) -> dict
 
 @functools.cache
 def _albumentations() -> Any:
-    try:
-        importlib.metadata.distribution("albumentationsx")
-    except importlib.metadata.PackageNotFoundError:
-        pass
-    else:
+    if any(importlib.metadata.distributions(name="albumentationsx")):
         raise DependencyError(
             "albumentationsx is installed in place of albumentations: it is another library under the AGPL. "
             f"`pip uninstall albumentationsx` and {_INSTALL}, or use --augment module:name"
@@ -233,11 +207,10 @@ def _albumentations() -> Any:
 
 
 def with_targets(pipeline: Any, albumentations: Any) -> Any:
-    """Return an albumentations pipeline that also accepts a record's boxes and keypoints.
+    """Return a Compose around a copy of a pipeline, which draws the same numbers, for boxes and keypoints too.
 
-    The result is a Compose around a copy of the pipeline, so that the pipeline's settings and random draws stay the
-    same. For keypoints, the middle of pixel i is i; but albumentations scales them as if i were the edge, so that after
-    an enlargement by 2 they are half a pixel off.
+    For keypoints, the middle of pixel i is i; but albumentations scales them as if i were its edge, so that after an
+    enlargement by 2 they are half a pixel off.
     """
     own = getattr(pipeline, "processors", {}).get("bboxes")
     limits = own.params.to_dict_private() if own else {}
@@ -249,10 +222,7 @@ def with_targets(pipeline: Any, albumentations: Any) -> Any:
 
 
 def to_targets(given: Mapping[str, Array]) -> dict[str, Array]:
-    """Return a record's arrays as albumentations expects them, by the names of its targets.
-
-    Keypoints become x, y (n, 2), minus 0.5, because albumentations counts from the middle of the first pixel.
-    """
+    """Return a record's arrays by the names of albumentations, which counts from the middle of the first pixel."""
     targets = {"image": given[IMAGE]}
     if MASK in given:
         targets["mask"] = given[MASK][..., 0]
@@ -264,23 +234,23 @@ def to_targets(given: Mapping[str, Array]) -> dict[str, Array]:
 
 
 def from_targets(targets: Mapping[str, Any], given: Mapping[str, Array]) -> dict[str, Array]:
-    """Return the results of albumentations in the form of a record: the reverse of `to_targets`."""
+    """Return the results of albumentations as a record's arrays."""
     result: dict[str, Array] = {IMAGE: targets["image"]}
+    area = _area(given[IMAGE])
     if MASK in given:
         result[MASK] = targets["mask"][..., None]
     if BOXES in given:
-        boxes = clip_boxes(np.asarray(targets["bboxes"]).reshape(-1, 5), _area(given[IMAGE]))
+        boxes = clip_boxes(np.asarray(targets["bboxes"]).reshape(-1, 5), area)
         result[BOXES] = fill_boxes(boxes, len(given[BOXES]))
     if KEYPOINTS in given:
         points = np.asarray(targets["keypoints"], np.float32)[:, :2] + _MIDDLE
-        area = _area(given[IMAGE])
         inside = ((points >= area[:2]) & (points <= area[2:])).all(axis=1)  # both edges count: a flip swaps them
         result[KEYPOINTS] = mark_points(points, inside & (given[KEYPOINTS][:, 2] > 0), area)
     return result
 
 
 def _fix_targets(pipeline: Any) -> None:
-    """Change a pipeline: align masks with their image, and add no mirror images of boxes and keypoints at borders."""
+    """Align masks with their image, and add no mirror images of boxes and keypoints at borders."""
     for transform in getattr(pipeline, "transforms", ()):
         _fix_targets(transform)
     if type(pipeline).__module__.endswith(_RESIZING) and getattr(pipeline, "mask_interpolation", None) == _NEAREST:
@@ -299,18 +269,14 @@ def _at_plain_border(transform: Any, apply: Callable[..., Array], points: Array,
         transform.border_mode = border
 
 
-def _area(image: Array) -> tuple[float, float, float, float]:
-    return 0.0, 0.0, float(image.shape[1]), float(image.shape[0])
-
-
-def loaded_generators() -> tuple[str, ...]:
-    """Return which of OpenCV and torch are imported, by module name."""
-    return tuple(name for name in _LIBRARIES if name in sys.modules)
+def _area(image: Array) -> Box:
+    height, width = image.shape[:2]
+    return 0, 0, width, height
 
 
 @contextlib.contextmanager
 def seeded_generators(entropy: np.random.SeedSequence) -> Iterator[None]:
-    """Seed the generators of `random` and NumPy, and of OpenCV and torch if they are imported, for the `with` block."""
+    """Seed the generators of `random`, NumPy, and of OpenCV and torch if imported, in the `with` block."""
     words = entropy.generate_state(8)
     seed = int.from_bytes(words.tobytes(), "little")
     with _lock, contextlib.ExitStack() as stack:

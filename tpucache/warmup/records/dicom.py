@@ -15,11 +15,10 @@ from tpucache.errors import SampleError
 from tpucache.native import Array
 from tpucache.recipe import Recipe
 from tpucache.warmup.records.numbers import SEVERAL, WHITE_16, Decoded, to_pixels
+from tpucache.warmup.records.refusal import refusal
 
 _MAGIC_AT: Final = 128
-_INVERTED: Final = "MONOCHROME1"
 _PALETTE: Final = "PALETTE COLOR"
-_SHAPE: Final = "PresentationLUTShape"
 _MODALITY_LUT: Final = "ModalityLUTSequence"
 #: Where an enhanced file has the rescaling and the window of its first frame, or of all frames.
 _GROUPS: Final = ("PerFrameFunctionalGroupsSequence", "SharedFunctionalGroupsSequence")
@@ -36,32 +35,29 @@ class DicomImage:
     """A DICOM file. `decode` decodes its pixels; if it has several frames, those of the first frame.
 
     In the mode keep, pixels are the stored numbers, or float32 if the file rescales them (slope and intercept). In the
-    modes rgb and grey, grey pixels are shown as a viewer does: the stored numbers are rescaled and then mapped to black
-    and white by the first of these that exists: the recipe's white level, the file's VOI LUT, the file's first window
-    (DICOM PS3.3, C.11.2), or, if the file does not rescale, the range of its bits. In all modes, a MONOCHROME1 file,
-    whose low numbers are bright, is inverted, a modality LUT replaces the stored numbers, and a palette becomes RGB.
-    Slope, intercept and window may also be those of the first frame (functional groups of enhanced files).
+    modes rgb and grey, the rescaled numbers become black to white by the first of these that exists: the recipe's white
+    level, the file's VOI LUT, its first window (DICOM PS3.3, C.11.2), or, if it does not rescale, the range of its
+    bits. In all modes, MONOCHROME1, whose low numbers are bright, is inverted, a modality LUT replaces the stored
+    numbers, and a palette becomes RGB. Slope, intercept and window may be those of the first frame of an enhanced file.
     """
 
-    orientation = 1
-
-    def __init__(self, data: bytes, path: str) -> None:
-        self._path = path
+    def __init__(self, data: bytes) -> None:
         try:
             import pydicom
         except ImportError as error:
-            raise SampleError(path, f"is a DICOM file: `pip install pydicom` to read it ({error})") from error
-        with _refusing(path):
+            raise refusal(f"is a DICOM file: `pip install pydicom` to read it ({error})") from error
+        with _refusing():
             self._file: Any = pydicom.dcmread(io.BytesIO(data))
             self.size = (int(self._file.Columns), int(self._file.Rows))
             self.kind = "DICOM" + (SEVERAL if int(self._file.get("NumberOfFrames") or 1) > 1 else "")
+            self._interpretation = str(self._file.PhotometricInterpretation)
 
     def decode(self, recipe: Recipe, least: tuple[int, int] | None) -> Decoded:
-        with _refusing(self._path):
+        with _refusing():
             numbers = self._numbers()
             if numbers.ndim == 2:
                 numbers = self._kept(numbers) if recipe.mode == "keep" else self._shown(numbers, recipe.white_level)
-        return Decoded(to_pixels(numbers, recipe.mode, None, self._path), 1.0)
+        return Decoded(to_pixels(numbers, recipe.mode, None))
 
     def _numbers(self) -> Array:
         from pydicom import pixels
@@ -74,7 +70,7 @@ class DicomImage:
                 f"the file has {numbers.shape[1]} x {numbers.shape[0]} pixels, and its header says "
                 f"{self.size[0]} x {self.size[1]}"
             )
-        if str(file.PhotometricInterpretation) == _PALETTE:
+        if self._interpretation == _PALETTE:
             numbers = np.asarray(pixels.apply_color_lut(numbers, file))
         elif _MODALITY_LUT in file:
             numbers = np.asarray(pixels.apply_modality_lut(numbers, file))
@@ -87,23 +83,25 @@ class DicomImage:
                 f"its highest bit is {high}, and {stored - 1} fits its {stored} stored bits: save it with HighBit "
                 f"{stored - 1}"
             )
-        if self._file.PhotometricInterpretation == "MONOCHROME2" and self._file.get(_SHAPE) == "INVERSE":
+        if self._interpretation == "MONOCHROME2" and self._file.get("PresentationLUTShape") == "INVERSE":
             raise ValueError(
                 "MONOCHROME2 says that high numbers are bright, and PresentationLUTShape INVERSE that low ones are: "
                 "correct one of them"
             )
 
-    def _tag(self, name: str) -> Any:
-        """Return the value of a tag of the file, or else of its first frame or all its frames; None without a value."""
+    def _tag(self, name: str, default: Any = None) -> Any:
+        """Return the first value of a tag of the file, or else of its first frame or of all its frames."""
         places = [self._file]
         for groups in _GROUPS:
             for group in (self._file.get(groups) or ())[:1]:
                 places += [part for macro in _MACROS for part in (group.get(macro) or ())[:1]]
-        return next((value for place in places if (value := place.get(name)) not in (None, "")), None)
+        values = (place.get(name) for place in places)
+        value = next((value for value in values if value not in (None, "")), default)
+        return value if isinstance(value, str) else np.ravel(value)[0]
 
     @property
     def _range(self) -> tuple[int, int]:
-        """The least and the largest number that the bits of the stored numbers, or of the modality LUT, can have."""
+        """The least and the largest number that the bits can hold, after a modality LUT."""
         if _MODALITY_LUT in self._file:
             return 0, (1 << int(self._file.ModalityLUTSequence[0].LUTDescriptor[2])) - 1
         bits = int(self._file.BitsStored)
@@ -111,23 +109,19 @@ class DicomImage:
 
     @property
     def _rescaling(self) -> tuple[float, float]:
-        slope, intercept = self._tag("RescaleSlope"), self._tag("RescaleIntercept")
-        return 1.0 if slope is None else float(slope), float(intercept or 0)
+        return float(self._tag("RescaleSlope", 1)), float(self._tag("RescaleIntercept", 0))
 
     @property
     def _is_inverted(self) -> bool:
-        return str(self._file.PhotometricInterpretation) == _INVERTED
+        return self._interpretation == "MONOCHROME1"
 
     def _kept(self, numbers: Array) -> Array:
-        """If the file says that low numbers are bright, the numbers are inverted, so that low numbers are always
-        dark.
-        """
-        low, high = self._range
+        """Return numbers of which low ones are dark."""
         if self._is_inverted:
-            numbers = (low + high - numbers.astype(np.int64)).astype(numbers.dtype)
-        if self._rescaling == (1, 0):
-            return numbers
+            numbers = (sum(self._range) - numbers.astype(np.int64)).astype(numbers.dtype)
         slope, intercept = self._rescaling
+        if (slope, intercept) == (1, 0):
+            return numbers
         return (numbers.astype(np.float64) * slope + intercept).astype(np.float32)
 
     def _shown(self, numbers: Array, white: int | None) -> npt.NDArray[np.uint8]:
@@ -137,6 +131,7 @@ class DicomImage:
         return np.asarray(np.rint(shares.clip(0, 1) * 255), np.uint8)
 
     def _shares(self, numbers: Array, white: int | None) -> npt.NDArray[np.float64]:
+        """Return 0 for black and 1 for white, or numbers beyond them."""
         from pydicom import pixels
 
         slope, intercept = self._rescaling
@@ -149,9 +144,7 @@ class DicomImage:
             return np.asarray(looked_up, np.float64) / ((1 << bits) - 1)
         centre, width = self._tag("WindowCenter"), self._tag("WindowWidth")
         if width is not None and centre is not None:
-            if _first(width) <= 0:
-                raise ValueError(f"the window's width is {_first(width):g}: {_ADVICE}")
-            return _window(values, _first(centre), _first(width), str(self._tag("VOILUTFunction") or "LINEAR").upper())
+            return _window(values, float(centre), float(width), self._tag("VOILUTFunction", "LINEAR").upper())
         if (slope, intercept) != (1, 0):
             raise ValueError(f"the file has no window: {_ADVICE}")
         low, high = self._range
@@ -161,7 +154,7 @@ class DicomImage:
 
 
 @contextmanager
-def _refusing(path: str) -> Iterator[None]:
+def _refusing() -> Iterator[None]:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -169,17 +162,14 @@ def _refusing(path: str) -> Iterator[None]:
     except SampleError:
         raise
     except Exception as error:  # pydicom's decoders may raise any error
-        reason = " ".join(str(error).split())
-        raise SampleError(path, f"does not decode as DICOM: {type(error).__name__}: {reason}") from error
-
-
-def _first(value: Any) -> float:
-    return float(value[0] if isinstance(value, (list, tuple)) or hasattr(value, "insert") else value)
+        raise refusal(f"does not decode as DICOM: {type(error).__name__}: {error}") from error
 
 
 def _window(values: npt.NDArray[np.float64], centre: float, width: float, function: str) -> npt.NDArray[np.float64]:
+    if width <= 0:
+        raise ValueError(f"the window's width is {width:g}: {_ADVICE}")
     if function == "SIGMOID":
         return np.asarray(1 / (1 + np.exp(-4 * (values - centre) / width)))
     if function == "LINEAR":
-        return np.asarray(((values - (centre - 0.5)) / max(width - 1, 1e-6) + 0.5).clip(0, 1))
-    return np.asarray(((values - centre) / width + 0.5).clip(0, 1))
+        centre, width = centre - 0.5, max(width - 1, 1e-6)
+    return np.asarray((values - centre) / width + 0.5)

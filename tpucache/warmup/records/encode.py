@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -30,7 +31,7 @@ Moments = tuple[list[int], list[int]]
 LabelPlace = Literal["listed", "inside", "none"]
 
 _FRACTION_BITS: Final = 24
-_HALF: Final = 1 << 12
+_HALF: Final = 1 << 24
 #: Rows of bytes whose squares a float32 adds up exactly: whole numbers below 2^24.
 _EXACT_ROWS: Final = 256
 
@@ -40,25 +41,31 @@ def moments(image: Array) -> Moments:
 
     For float32 images, the sums are in units of 2^-149, and the sums of squares in units of 2^-298.
     """
-    if image.dtype == np.uint8:
-        return _of_bytes(image)
-    pixels = image.reshape(-1, image.shape[2])
-    if image.dtype.kind in "iu":
-        whole = pixels.astype(np.int64)
-        return whole.sum(0).tolist(), np.square(whole).sum(0).tolist()
-    totals = [_of_floats(pixels[:, channel]) for channel in range(image.shape[2])]
-    return [total for total, _ in totals], [square for _, square in totals]
+    if image.dtype.kind == "f":
+        totals = [_of_floats(channel) for channel in image.reshape(-1, image.shape[2]).T]
+        return [total for total, _ in totals], [square for _, square in totals]
+    height, width, channels = image.shape
+    exact = np.float32 if image.dtype == np.uint8 else np.float64
+    columns = np.zeros((2, width * channels), np.int64)
+    for start in range(0, height, _EXACT_ROWS):
+        rows: Array = image[start : start + _EXACT_ROWS].reshape(-1, width * channels).astype(exact)
+        # Sums along the first axis use the processor's vector instructions.
+        columns += np.stack([rows.sum(0), np.einsum("ij,ij->j", rows, rows)]).astype(np.int64)
+    sums, squares = columns.reshape(2, width, channels).sum(1).tolist()
+    return sums, squares
 
 
 def add_moments(first: Moments, second: Moments) -> Moments:
-    if not first[0] or not second[0]:
-        return first if first[0] else second
-    sums, squares = ([a + b for a, b in zip(one, other, strict=True)] for one, other in zip(first, second, strict=True))
+    """Return the moments of all pixels together; without channels, sums are 0."""
+    sums, squares = (
+        [a + b for a, b in itertools.zip_longest(one, other, fillvalue=0)]
+        for one, other in zip(first, second, strict=True)
+    )
     return sums, squares
 
 
 def mean_and_std(channels_moments: Moments, image: Array) -> tuple[float, float]:
-    """Return the mean of all numbers of an image, and their standard deviation around the mean of their channel."""
+    """Return the mean of an image, and the standard deviation around the means of its channels."""
     scale = 1 << (FLOAT_BITS if image.dtype.kind == "f" else 0)
     channels, pixels = image.shape[2], image.size // image.shape[2]
     sums, squares = channels_moments
@@ -67,33 +74,19 @@ def mean_and_std(channels_moments: Moments, image: Array) -> tuple[float, float]
     return float(mean), float(spread**0.5)
 
 
-def _of_bytes(image: npt.NDArray[np.uint8]) -> Moments:
-    height, width, channels = image.shape
-    columns = np.zeros((2, width * channels), np.uint64)
-    for start in range(0, height, _EXACT_ROWS):
-        rows = image[start : start + _EXACT_ROWS].reshape(-1, width * channels).astype(np.float32)
-        # Sums along the first axis use the processor's vector instructions.
-        columns += np.stack([rows.sum(0), np.einsum("ij,ij->j", rows, rows)]).astype(np.uint64)
-    sums, squares = columns.reshape(2, width, channels).sum(1).tolist()
-    return sums, squares
-
-
 def _of_floats(values: npt.NDArray[np.float32]) -> tuple[int, int]:
     """Return the exact sum and sum of squares of finite floats, in units of 2^-149 and 2^-298."""
     fractions, exponents = np.frexp(values.astype(np.float64))
-    whole = np.ldexp(fractions, _FRACTION_BITS)  # for each exponent, integers below 2^53 are added
+    whole = np.ldexp(fractions, _FRACTION_BITS)
     lowest = int(exponents.min())
-    places = exponents - lowest
-    high = np.floor(whole / _HALF)
-    low = whole - high * _HALF
-    # (high * 2^12 + low)^2 is computed in three parts, whose sums are exact.
+    high, low = np.divmod(np.square(whole), _HALF)  # a square is below 2^48; its halves are added up exactly
 
     def total(weights: Array, step: int) -> int:
-        return sum(int(part) << (step * place) for place, part in enumerate(np.bincount(places, weights).tolist()))
+        sums = np.bincount(exponents - lowest, weights)  # for each exponent, whole numbers below 2^53
+        return sum(int(part) << (step * place) for place, part in enumerate(sums.tolist()))
 
-    squares = (total(high * high, 2) << 24) + (total(high * low, 2) << 13) + total(low * low, 2)
     unit = lowest - _FRACTION_BITS + FLOAT_BITS
-    return _shifted(total(whole, 1), unit), _shifted(squares, 2 * unit)
+    return _shifted(total(whole, 1), unit), _shifted(total(high, 2) * _HALF + total(low, 2), 2 * unit)
 
 
 def _shifted(value: int, by: int) -> int:
@@ -104,10 +97,9 @@ def _shifted(value: int, by: int) -> int:
 class EncodedSample(NamedTuple):
     """An encoded sample.
 
-    `item` is what the source returned, `clean` has the clean arrays by field, and `records` has a record for each
-    requested variant. `counts` says how many annotations each field has: in the source, then in each of
-    the variants of `records`. `facts` has values of the source's image, such as its width, by column of the samples
-    table.
+    `item` is what the source returned, `clean` has the clean arrays by field, and `records` a record for each requested
+    variant. `counts` are the annotations by field, in the source and in each record. `facts` are values of the source's
+    image by column of the samples table.
     """
 
     item: Item
@@ -119,7 +111,7 @@ class EncodedSample(NamedTuple):
 
 @dataclass(frozen=True)
 class SampleEncoder:
-    """Makes the records of samples. It has everything that decides their bytes, and is pickled to every worker.
+    """Makes the records of samples. It has all that decides their bytes, and is pickled to every worker.
 
     `augmentation` is a definition that `resolve` returned. `labels` says where the labels are: if they are "listed", a
     sample without one cannot be used, and if there are none, a sample with one.
@@ -152,7 +144,7 @@ class SampleEncoder:
         return item
 
     def listed_fault(self, sample: Sample) -> str:
-        """Return the reason why a sample cannot be used, as far as the listing shows it, or ""."""
+        """Return why a sample cannot be used, as far as the listing shows it, or ""."""
         if sample.fault:
             return sample.fault
         return NO_LABEL_REASON if self.labels == "listed" and sample.label is None else ""
@@ -168,16 +160,17 @@ class SampleEncoder:
 
     def to_record(self, arrays: Mapping[str, npt.NDArray[Any]]) -> bytes:
         """Encode a sample's arrays, given by field, as its record."""
-        parts = [encode(field, arrays[field.name], self._qualities[field.name]) for field in self.fields]
-        return RecordLayout(self.fields).join(parts)
+        return self._layout.join([encode(field, arrays[field.name], quality) for field, quality in self._qualities])
 
     @functools.cached_property
-    def _qualities(self) -> dict[str, int | None]:
-        """The quality of each field: the recipe's for the image and for arrays in the recipe's codec, else None."""
+    def _layout(self) -> RecordLayout:
+        return RecordLayout(self.fields)
+
+    @functools.cached_property
+    def _qualities(self) -> list[tuple[Field, int | None]]:
+        """The fields with the recipe's quality if they are in its codec; annotations have None."""
         annotations = image_fields([field.name for field in self.fields])[1:]
-        return {
-            field.name: self.recipe.quality
-            if field.codec == self.recipe.codec and field.name not in annotations
-            else None
+        return [
+            (field, None if field.name in annotations or field.codec != self.recipe.codec else self.recipe.quality)
             for field in self.fields
-        }
+        ]

@@ -1,21 +1,17 @@
 """Brings images of any size to the recipe's size and mode.
 
-An image goes through these steps:
-
-- decode: `pillow.py`, `pillow_modes.py`, `dicom.py` and `numbers.py` describe it for each kind of file. A JPEG is
-  decoded at the smallest of libjpeg's scales (1/8 to 8/8) that is at least twice the wanted size; with `exact`, at full
-  scale.
+- decode: `pillow_modes.py`, `dicom.py` and `numbers.py` describe it. A JPEG is decoded at the smallest of libjpeg's
+  scales (1/8 to 8/8) that is at least twice the wanted size; with `exact`, at full scale.
 - fit: the part that the recipe's `fit` keeps is resized once, by Lanczos. With `pad`, black borders are added.
 - orient: the image is turned by its EXIF tag.
 
-cykooz_resizer resizes if it is installed, with the same result on all processors; else Pillow does, which takes several
-times as long. Both resize one axis after the other, and round to 0..255 in between, but may begin with different axes.
-So their results differ by at most 2 levels where an image is smooth. Near edges between black and white, as in line
-drawings, they differ by up to 61 levels (measured; more are possible). Images that are not uint8 with one or three
-channels are resized by Pillow as float32, channel by channel, which is exact for 16 bits. Integers are then rounded and
+cykooz_resizer resizes if it is installed, with the same result on all processors; else Pillow does, several times
+slower. Both resize one axis after the other, and round in between, but may begin with different axes: results differ by
+at most 2 levels where an image is smooth, and by up to 61 near edges of line drawings (measured). Images that are not
+uint8 with one or three channels are resized by Pillow as float32, channel by channel. Integers are then rounded and
 clipped to their dtype.
 
-Masks, boxes and keypoints use the same `Framing`. It has coordinates of the image as stored, at full scale.
+Masks, boxes and keypoints use the same `Framing`, in coordinates of the stored image at full scale.
 """
 
 from __future__ import annotations
@@ -23,22 +19,24 @@ from __future__ import annotations
 import functools
 import math
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib.metadata import version
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from PIL import Image
+import PIL
+from PIL import Image, features
 
-from tpucache.errors import SampleError
 from tpucache.geometry import Box, Framing, framing_of
 from tpucache.native import Array
 from tpucache.recipe import Recipe
 from tpucache.warmup.records.dicom import DicomImage, is_dicom
-from tpucache.warmup.records.numbers import ArrayImage, Decoded, is_npy, read_npy
-from tpucache.warmup.records.pillow import PillowImage, check_size, decoder_versions, opened
+from tpucache.warmup.records.numbers import NPY, Decoded, read_npy, to_pixels, with_channels_last
+from tpucache.warmup.records.pillow import check_size, opened
+from tpucache.warmup.records.pillow_modes import decode, find_simplejpeg
+from tpucache.warmup.records.refusal import naming, refusal
 
 Pixels = npt.NDArray[np.uint8]
 
@@ -47,17 +45,15 @@ _threads: Final = threading.local()
 
 
 def presize(data: bytes | Array, recipe: Recipe, path: str) -> Array:
-    """Return an image (height, width, channels) of the recipe's size: uint8 RGB or grey, or its own dtype with
-    `keep`.
-    """
-    return presize_framed(data, recipe, path).pixels
+    """Return an image (height, width, channels) of the recipe's size and mode. Raises SampleError."""
+    with naming(path):
+        return presize_framed(data, recipe).pixels
 
 
 class Presized(NamedTuple):
-    """An image with the size of the recipe: `pixels` are (height, width, channels).
+    """An image of the recipe's size, (height, width, channels), and how it was cropped, resized and turned.
 
-    `framing` describes how the image was cropped and resized: masks, boxes and keypoints must be moved in the same way.
-    `kind` is the file format and the mode, such as `JPEG RGB`.
+    `kind` is as in SourceImage.
     """
 
     pixels: Array
@@ -65,60 +61,77 @@ class Presized(NamedTuple):
     kind: str
 
 
-def presize_framed(data: bytes | Array, recipe: Recipe, path: str) -> Presized:
-    """Bring an image to the recipe's size as `presize` does, and return it with its framing and kind (see
-    `Presized`).
-    """
-    with open_image(data, recipe, path) as image:
+def presize_framed(data: bytes | Array, recipe: Recipe) -> Presized:
+    """Bring an image to the recipe's size. Raises SampleError without a path."""
+    with open_image(data, recipe) as image:
         framing = framing_of(image.size, image.orientation, (recipe.width, recipe.height), recipe.fit)
-        pixels, scale = image.decode(recipe, None if recipe.exact else framing.least())
-        left, top, right, bottom = (side * scale for side in framing.box)
-        resized = resize(pixels, (left, top, right, bottom), framing.size)
+        pixels, scale = image.decode(None if recipe.exact else framing.least())
+        left, top, right, bottom = framing.box
+        resized = resize(pixels, (left * scale, top * scale, right * scale, bottom * scale), framing.size)
     if resized.dtype.kind == "f" and not np.isfinite(resized).all():
-        raise SampleError(path, "some of its pixels are not finite numbers")
+        raise refusal("some of its pixels are not finite numbers")
     if resized.ndim == 2:
         resized = np.repeat(resized[..., None], 3 if recipe.mode == "rgb" else 1, axis=2)
     return Presized(framing.place(resized), framing, image.kind)
 
 
-class SourceImage(Protocol):
-    """An image whose pixels may still be undecoded."""
+class SourceImage(NamedTuple):
+    """An image whose pixels may still be undecoded.
 
-    @property
-    def size(self) -> tuple[int, int]: ...
+    `size` is the (width, height) as stored, `kind` the file format and mode, such as `JPEG RGB` or `array uint8`.
+    `decode` returns the stored pixels in the recipe's mode, of at least a given (width, height).
+    """
 
-    @property
-    def kind(self) -> str:
-        """The file format and mode, such as `JPEG RGB` or `array uint8`."""
-        ...
-
-    @property
-    def orientation(self) -> int: ...
-
-    def decode(self, recipe: Recipe, least: tuple[int, int] | None) -> Decoded:
-        """Return pixels in the recipe's mode and in stored orientation."""
-        ...
+    size: tuple[int, int]
+    kind: str
+    decode: Callable[[tuple[int, int] | None], Decoded]
+    orientation: int = 1
 
 
 @contextmanager
-def open_image(data: bytes | Array, recipe: Recipe, path: str) -> Iterator[SourceImage]:
+def open_image(data: bytes | Array, recipe: Recipe) -> Iterator[SourceImage]:
     """Yield the image in an encoded file, an .npy or DICOM file, or an array."""
+    if isinstance(data, bytes) and data.startswith(NPY):
+        data = read_npy(data)
     if isinstance(data, np.ndarray):
-        yield ArrayImage(data, path)
-    elif is_npy(data):
-        yield ArrayImage(read_npy(data, path), path)
+        yield _image_of_array(data, recipe)
     elif is_dicom(data):
-        dicom = DicomImage(data, path)
-        check_size(dicom.size, path, "", recipe.max_pixels or Image.MAX_IMAGE_PIXELS)
-        yield dicom
+        dicom = DicomImage(data)
+        check_size(dicom.size, recipe.max_pixels or Image.MAX_IMAGE_PIXELS)
+        yield SourceImage(dicom.size, dicom.kind, functools.partial(dicom.decode, recipe))
     else:
-        with opened(data, path, max_pixels=recipe.max_pixels) as image:
-            yield PillowImage(image, data)
+        with opened(data, recipe.max_pixels) as file:
+            yield SourceImage(file.size, file.kind, functools.partial(decode, file, recipe), file.orientation)
+
+
+def _image_of_array(array: Array, recipe: Recipe) -> SourceImage:
+    height, width, _ = with_channels_last(array).shape
+    return SourceImage(
+        (width, height),
+        f"array {array.dtype}",
+        lambda _: Decoded(to_pixels(array, recipe.mode, recipe.white_level)),
+    )
 
 
 def image_versions() -> dict[str, str]:
-    """Return the versions of the libraries that decide the pixels; "" for one that is not installed."""
-    return {**decoder_versions(), **resizer_versions()}
+    """Return the versions of the libraries that decide the pixels, or "", by name."""
+    simplejpeg = find_simplejpeg()
+    return {
+        "pillow": PIL.__version__,
+        "libjpeg": features.version("libjpeg_turbo") or features.version("jpg") or "",
+        "simplejpeg": simplejpeg.__version__ if simplejpeg else "",
+        **resizer_versions(),
+    }
+
+
+@functools.cache
+def find_cykooz_resizer() -> Any:
+    """Return the module cykooz_resizer, or None if it is not installed."""
+    try:
+        import cykooz_resizer
+    except ImportError:
+        return None
+    return cykooz_resizer
 
 
 def slow_parts() -> list[str]:
@@ -132,11 +145,10 @@ def slow_parts() -> list[str]:
 
 
 def resize(pixels: Array, box: Box, size: tuple[int, int]) -> Array:
-    """Return the part of `pixels` inside `box`, resized to `size`: (height, width) or (height, width, channels)."""
+    """Return the part of `pixels` inside `box`, resized to `size`; grey of 8 bits stays (height, width)."""
     if pixels.dtype != np.uint8 or pixels.shape[2:] not in ((), (3,)):
-        channels = pixels[..., None] if pixels.ndim == 2 else pixels
-        resized = np.dstack([_one_channel(channels[..., each], box, size) for each in range(channels.shape[2])])
-        return resized[..., 0] if pixels.ndim == 2 else resized
+        channels = np.moveaxis(np.atleast_3d(pixels), 2, 0)
+        return np.dstack([_one_channel(channel, box, size) for channel in channels])
     library = find_cykooz_resizer()
     if library is not None:
         return _by_cykooz(library, pixels, box, size)
@@ -177,17 +189,7 @@ def _by_cykooz(library: Any, pixels: Pixels, box: Box, size: tuple[int, int]) ->
 
 
 def _within_reach(start: float, stop: float, count: int, length: int) -> tuple[slice, float, float]:
-    """Return the slice of an axis that Lanczos reads to resize the part from `start` to `stop` to `count` pixels."""
+    """Return the slice of an axis that Lanczos reads, and the part's start and length in it."""
     reach = LOBES * max(1.0, (stop - start) / count) + 1
     first, last = max(0, math.floor(start - reach)), min(length, math.ceil(stop + reach))
     return slice(first, last), start - first, (stop - first) - (start - first)
-
-
-@functools.cache
-def find_cykooz_resizer() -> Any:
-    """Return the module cykooz_resizer, or None if it is not installed."""
-    try:
-        import cykooz_resizer
-    except ImportError:
-        return None
-    return cykooz_resizer
