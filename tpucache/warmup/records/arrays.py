@@ -32,10 +32,10 @@ from tpucache.recipe import Recipe
 from tpucache.store.codecs import CODECS
 from tpucache.store.fields import BOXES, DTYPES, FIELD_NAME, IMAGE, KEYPOINTS, MASK, Field
 from tpucache.store.samples import HEIGHT, MEAN, STD, TURNED, TYPE, WIDTH
+from tpucache.warmup.records import naming, refusal
 from tpucache.warmup.records.masks import DecodedMask, decode_turned_mask, draw_runs
 from tpucache.warmup.records.numbers import SEVERAL
 from tpucache.warmup.records.presize import presize, presize_framed
-from tpucache.warmup.records.refusal import naming, refusal
 from tpucache.warmup.sources.source import Item
 
 #: An image and its annotations, in the order of the record.

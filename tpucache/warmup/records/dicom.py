@@ -14,8 +14,8 @@ import numpy.typing as npt
 from tpucache.errors import SampleError
 from tpucache.native import Array
 from tpucache.recipe import Recipe
+from tpucache.warmup.records import refusal
 from tpucache.warmup.records.numbers import SEVERAL, WHITE_16, Decoded, to_pixels
-from tpucache.warmup.records.refusal import refusal
 
 _MAGIC_AT: Final = 128
 _PALETTE: Final = "PALETTE COLOR"

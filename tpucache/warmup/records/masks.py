@@ -20,9 +20,9 @@ import numpy.typing as npt
 from tpucache.errors import SampleError
 from tpucache.native import Array
 from tpucache.recipe import Recipe
+from tpucache.warmup.records import naming, refusal
 from tpucache.warmup.records.pillow import JPEGS, PillowImage, opened
 from tpucache.warmup.records.pillow_modes import COLOUR_MODES, deep_colours, white_of_ppm
-from tpucache.warmup.records.refusal import naming, refusal
 from tpucache.warmup.sources.source import RunsOrder
 
 Mask = npt.NDArray[np.uint8]

@@ -19,7 +19,7 @@ from PIL import Image
 
 from tpucache.native import Array
 from tpucache.recipe import Mode
-from tpucache.warmup.records.refusal import refusal
+from tpucache.warmup.records import refusal
 from tpucache.warmup.sources.source import load_npy
 
 #: The dtypes of images in the mode `keep`.

@@ -23,8 +23,8 @@ from PIL import Image, ImageFile, TiffImagePlugin, UnidentifiedImageError
 from tpucache.errors import TpucacheError
 from tpucache.geometry import TURNS, turn_back
 from tpucache.native import Array
+from tpucache.warmup.records import refusal
 from tpucache.warmup.records.numbers import SEVERAL
-from tpucache.warmup.records.refusal import refusal
 
 JPEGS: Final = ("JPEG", "MPO")
 #: JPEG and TIFF are decoded late: a JPEG at a smaller scale, a TIFF after its orientation was read. Other formats are

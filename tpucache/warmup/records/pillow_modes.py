@@ -23,9 +23,9 @@ from PIL import Image
 from tpucache.errors import DependencyError
 from tpucache.native import Array
 from tpucache.recipe import Recipe
+from tpucache.warmup.records import refusal
 from tpucache.warmup.records.numbers import LEAST_16, WHITE_16, Decoded, check_opaque, to_8_bits
 from tpucache.warmup.records.pillow import JPEGS, PillowImage
-from tpucache.warmup.records.refusal import refusal
 
 SCALES: Final = 8  # libjpeg decodes at 1/8, 2/8, ... 8/8 of the size
 #: The modes into which Pillow reads 16-bit colours, reduced to 8 bits.

@@ -32,11 +32,11 @@ from PIL import Image, features
 from tpucache.geometry import Box, Framing, framing_of
 from tpucache.native import Array
 from tpucache.recipe import Recipe
+from tpucache.warmup.records import naming, refusal
 from tpucache.warmup.records.dicom import DicomImage, is_dicom
 from tpucache.warmup.records.numbers import NPY, Decoded, read_npy, to_pixels, with_channels_last
 from tpucache.warmup.records.pillow import check_size, opened
 from tpucache.warmup.records.pillow_modes import decode, find_simplejpeg
-from tpucache.warmup.records.refusal import naming, refusal
 
 Pixels = npt.NDArray[np.uint8]
 
