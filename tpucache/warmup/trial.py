@@ -17,9 +17,9 @@ from tpucache.warmup.blocks import samples_a_task
 from tpucache.warmup.build_options import BuildOptions, options_by_name
 from tpucache.warmup.estimate import Estimate, Remaining, Trials, estimate
 from tpucache.warmup.plan import BuildPlan, make_encoder, meant_source, plan_build
+from tpucache.warmup.records import naming
 from tpucache.warmup.records.encode import EncodedSample, SampleEncoder
 from tpucache.warmup.records.presize import open_image
-from tpucache.warmup.records.refusal import naming
 from tpucache.warmup.run.folder import check_source, finished_cache
 from tpucache.warmup.sources import to_source
 from tpucache.warmup.sources.folder import NO_SUFFIX
