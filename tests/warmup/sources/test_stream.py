@@ -91,7 +91,7 @@ def test_a_copy_that_was_changed_between_two_runs_is_made_again(tmp_path: Path, 
     stream, recipe = Stream(items()), Recipe(size=8, shard_mb=1, variants=1)
     with pytest.raises(Stopped):
         build_here(stream, tmp_path / "a", recipe, on_progress=stop_after(-1))
-    (path,) = copies.rglob("items")
+    (path,) = copies.iterdir()
     data = bytearray(path.read_bytes())
     data[data.rindex(place) + len(place)] ^= 1
     path.write_bytes(data)
@@ -134,8 +134,7 @@ def test_a_copy_outside_of_a_build_goes_with_its_source(copies: Path) -> None:
 def test_a_copy_that_is_gone_is_no_broken_sample(tmp_path: Path, copies: Path) -> None:
     source = DatasetSource(Stream(items(4)))
     (sample, *_) = source.list().samples
-    for path in copies.rglob("index.json"):
-        path.unlink()
+    next(copies.iterdir()).unlink()
     with pytest.raises(SourceError, match="run the same command again") as caught:
         source.load(sample)
     assert not isinstance(caught.value, SampleError)
