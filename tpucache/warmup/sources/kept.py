@@ -40,7 +40,7 @@ class KeptListings:
         self._path = work / "listings"
         self._copies: set[Path] = set()
         self._listings: dict[str, Any] = {}
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, ValueError):
             checksum, _, data = read_file(self._path).partition(b"\n")
             if checksum == b"%d" % zlib.crc32(data):
                 self._listings = parse_json(data)
