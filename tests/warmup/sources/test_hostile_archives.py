@@ -150,4 +150,5 @@ def test_a_tar_with_a_negative_size_ends(tmp_path):
     header[124:136] = b"\xff" * 10 + b"\xfe\x00"  # -512
     header[148:156] = b" " * 8
     header[148:156] = b"%06o\0 " % sum(header)
-    assert _refused(tmp_path / "a.tar", bytes(header) * 2 + bytes(1024))
+    start = tarfile.TarInfo("a/0.jpg").tobuf()
+    assert "is negative" in _refused(tmp_path / "a.tar", start + header + bytes(1024))

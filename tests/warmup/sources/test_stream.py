@@ -24,6 +24,8 @@ from tpucache.warmup.sources.datasets import is_stream
 from tpucache.warmup.sources.kept import decoded, encoded
 from tpucache.warmup.sources.source import Item
 
+RECIPE = Recipe(size=8, variants=1)
+
 
 @pytest.fixture(autouse=True)
 def copies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -60,9 +62,8 @@ def numbers() -> Iterator[Any]:
 
 
 def test_a_stream_makes_the_cache_that_its_items_by_number_make(tmp_path: Path, copies: Path) -> None:
-    recipe = Recipe(size=8, variants=1)
-    found = build_cache(Stream(items()), tmp_path / "a", recipe, jobs=2)
-    expected = build_here(items(), tmp_path / "b", recipe)
+    found = build_cache(Stream(items()), tmp_path / "a", RECIPE, jobs=2)
+    expected = build_here(items(), tmp_path / "b", RECIPE)
     assert [entry.sha256 for entry in found.shards] == [entry.sha256 for entry in expected.shards]
     assert (tmp_path / "a" / "samples.npz").read_bytes() == (tmp_path / "b" / "samples.npz").read_bytes()
     assert not [*copies.iterdir()]
@@ -74,32 +75,44 @@ def test_streams_of_torch_and_generators_are_sources(tmp_path: Path, source: Any
     assert len(CachedDataset(tmp_path / "cache")) == samples
 
 
-def test_a_build_that_is_continued_asks_the_stream_for_nothing(tmp_path: Path, copies: Path) -> None:
-    stream, recipe = Stream(items(40)), Recipe(size=8, variants=1)
+def stopped(cache: Path) -> Stream:
+    stream = Stream(items())
     with pytest.raises(Stopped):
-        build_here(stream, tmp_path / "a", recipe, on_progress=stop_after(-1))
+        build_here(stream, cache, RECIPE, on_progress=stop_after(-1))
+    return stream
+
+
+def test_a_build_that_is_continued_asks_the_stream_for_nothing(tmp_path: Path, copies: Path) -> None:
+    stream = stopped(tmp_path / "a")
     assert len([*copies.iterdir()]) == 1
-    found = build_here(stream, tmp_path / "a", recipe)
+    found = build_here(stream, tmp_path / "a", RECIPE)
     assert stream.times == 1
-    expected = build_here(items(40), tmp_path / "b", recipe)
+    expected = build_here(items(), tmp_path / "b", RECIPE)
     assert Manifest.load(tmp_path / "a").fingerprint == expected.fingerprint == found.fingerprint
     assert not [*copies.iterdir()]
 
 
 @pytest.mark.parametrize("place", [b"IHDR", b'"weight": '])
 def test_a_copy_that_was_changed_between_two_runs_is_made_again(tmp_path: Path, copies: Path, place: bytes) -> None:
-    stream, recipe = Stream(items()), Recipe(size=8, shard_mb=1, variants=1)
-    with pytest.raises(Stopped):
-        build_here(stream, tmp_path / "a", recipe, on_progress=stop_after(-1))
-    (path,) = copies.rglob("items")
+    stream = stopped(tmp_path / "a")
+    (path,) = copies.iterdir()
     data = bytearray(path.read_bytes())
     data[data.rindex(place) + len(place)] ^= 1
     path.write_bytes(data)
     with pytest.raises(SourceError, match=r"the copy was changed after it was made.*: run the same command again"):
-        build_here(stream, tmp_path / "a", recipe)
-    found = build_here(stream, tmp_path / "a", recipe)
+        build_here(stream, tmp_path / "a", RECIPE)
+    found = build_here(stream, tmp_path / "a", RECIPE)
     assert stream.times == 2
-    assert found.fingerprint == build_here(items(), tmp_path / "b", recipe).fingerprint
+    assert found.fingerprint == build_here(items(), tmp_path / "b", RECIPE).fingerprint
+
+
+@pytest.mark.parametrize("name", ["here/sources/*", "a/*/listings"])
+def test_what_was_cut_short_between_two_runs_is_made_again(tmp_path: Path, name: str) -> None:
+    stream = stopped(tmp_path / "a")
+    (path,) = tmp_path.glob(name)
+    path.write_bytes(path.read_bytes()[:-1])
+    build_here(stream, tmp_path / "a", RECIPE)
+    assert stream.times == 2
 
 
 def test_a_copy_that_is_not_whole_is_made_again(tmp_path: Path, copies: Path) -> None:
@@ -120,24 +133,17 @@ def test_an_item_that_cannot_be_kept_is_named_when_it_is_needed(tmp_path: Path) 
     assert build_here(stream, tmp_path / "b", on_error="skip").samples == 5
 
 
-def test_a_copy_outside_of_a_build_goes_with_its_source(copies: Path) -> None:
+def test_a_copy_outside_of_a_build_goes_with_its_source_which_is_no_broken_sample(copies: Path) -> None:
     source = DatasetSource(Stream(items(4)))
     listing = source.list()
     assert [sample.path for sample in listing.samples] == ["0", "1", "2", "3"]
     sent = pickle.loads(pickle.dumps(source))  # to a worker
     assert sent.load(listing.samples[2]).fields["image"] == png(2)
     assert len([*copies.iterdir()]) == 1
-    del sent, source
+    del source
     assert not [*copies.iterdir()]
-
-
-def test_a_copy_that_is_gone_is_no_broken_sample(tmp_path: Path, copies: Path) -> None:
-    source = DatasetSource(Stream(items(4)))
-    (sample, *_) = source.list().samples
-    for path in copies.rglob("index.json"):
-        path.unlink()
     with pytest.raises(SourceError, match="run the same command again") as caught:
-        source.load(sample)
+        sent.load(listing.samples[2])
     assert not isinstance(caught.value, SampleError)
 
 

@@ -18,8 +18,8 @@ import zipfile
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
-from typing import IO, Any, BinaryIO, Final
+from pathlib import Path
+from typing import IO, BinaryIO, Final
 
 from tpucache import machine
 from tpucache.errors import SampleError, SourceError
@@ -37,19 +37,30 @@ _LARGEST: Final = 1 << 30
 
 _BLOCK: Final = tarfile.BLOCKSIZE
 _READ: Final = 1 << 20
+_CHANGED: Final = "is no longer at its place in the archive, which has changed: run warmup again"
 _COMPRESSED: Final = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"\x28\xb5\x2f\xfd": "zstd"}
-_BROKEN_TAR: Final = (tarfile.TarError, ValueError, OverflowError, EOFError, IndexError, RecursionError)
+#: What zipfile and tarfile raise for archives that are damaged or made to do harm.
+_BROKEN: Final = (
+    zipfile.BadZipFile,
+    tarfile.TarError,
+    struct.error,
+    ValueError,
+    IndexError,
+    OverflowError,
+    EOFError,
+    NotImplementedError,
+    RecursionError,
+)
 
-# Appnote 4.3.7: signature, version, flags, method, time, date, checksum, packed size, size, lengths of name and extra.
-_HEADER: Final = struct.Struct("<4s5H3I2H")
+# Appnote 4.3.7: signature, method, lengths of name and extra.
+_HEADER: Final = struct.Struct("<4s4xH16x2H")
 _SIGNATURE: Final = b"PK\x03\x04"
 #: The most bytes that most programs write after a file's name: they are read together with the file.
 _EXTRA_BYTES: Final = 512
 _ENCRYPTED: Final = 1
 _UTF8: Final = 0x800
-#: Deflate makes at most 258 bytes out of two bits.
-_MOST_EXPANSION: Final = 1032
-_BROKEN_ZIP: Final = (zipfile.BadZipFile, NotImplementedError, ValueError, struct.error, OverflowError, EOFError)
+#: The most bytes that each method makes out of one. Deflate makes at most 258 bytes out of two bits.
+_MOST_EXPANSION: Final = {zipfile.ZIP_STORED: 1, zipfile.ZIP_DEFLATED: 1032}
 
 
 @dataclass(frozen=True)
@@ -82,8 +93,6 @@ class ArchiveFiles:
         with Progress(None, "list", "files", is_brief=True) as progress:
             for each in find_shards(self.root, self.pattern):
                 path, name = self.root / each, each.as_posix()
-                if not _NAMES.search(path.name):
-                    raise SourceError(f"{path} does not end with .zip or .tar: give a pattern of archives alone")
                 prefix = f"{name}/" if self.is_several else ""
                 found |= {
                     prefix + text.removeprefix(start): member
@@ -101,9 +110,8 @@ class ArchiveFiles:
         archive = self.root / member.archive
         opened = _opened(archive)  # stays open as long as this refers to it
         try:
-            if archive.suffix.lower() != _ZIP:
-                return read_tar(opened.number, member, path)
-            return read_zip(functools.partial(os.pread, opened.number), member, path)
+            read = read_zip if archive.suffix.lower() == _ZIP else read_tar
+            return read(functools.partial(os.pread, opened.number), member, path)
         except OSError as error:
             raise SampleError(path, f"cannot be read: {archive}: {error.strerror}") from error
 
@@ -113,8 +121,7 @@ def find_archive(source: str | Path) -> ArchiveFiles | None:
     path = Path(source)
     for end in (path, *path.parents):
         if _NAMES.search(end.name) and (end.is_file() or (has_wildcard(str(end)) and not end.exists())):
-            inside = PurePosixPath(path.relative_to(end)).as_posix()
-            return ArchiveFiles(*split_pattern(end), "" if inside == "." else inside)
+            return ArchiveFiles(*split_pattern(end), "/".join(path.parts[len(end.parts) :]))
     return None
 
 
@@ -127,15 +134,16 @@ def plain_members(members: Sequence[Member], where: str) -> dict[str, Member]:
     found: dict[str, Member] = {}
     for member in sorted(members, key=lambda member: member.name.endswith("/")):  # folders last
         parts = [part for part in member.name.split("/") if part not in ("", ".")]
-        name, is_folder = "/".join(parts), member.name.endswith("/")
-        if ".." in parts or "\0" in name or not (parts or is_folder):
+        is_folder = member.name.endswith("/")
+        name = "/".join(parts) + ("/" if is_folder else "")
+        if ".." in parts or "\0" in name or not name:
             raise SourceError(
                 f"{where}: entry {member.name!r} leads out of the archive, which is damaged or made to do harm"
             )
         if name in found and not is_folder:
             raise SourceError(f"{where} has {name!r} more than once: make the archive again, with each file once")
         if parts:
-            found[f"{name}/" if is_folder else name] = member
+            found[name] = member
     return found
 
 
@@ -167,67 +175,53 @@ def _list_tar(file: BinaryIO, path: Path, archive: str, advance: Callable[[int],
     file.seek(0)
     try:
         with tarfile.open(fileobj=file, mode="r:") as tar:
-            entries = _entries(tar, advance)
-            end = tar.offset
-    except _BROKEN_TAR as error:
+            for entry in tar:
+                if tar.offset < entry.offset_data:  # with which some versions of Python loop forever
+                    raise tarfile.ReadError(f"the size of {entry.name!r} is negative")
+                advance(1)
+            entries, end = tar.getmembers(), tar.offset
+    except _BROKEN as error:
         raise SourceError(
             f"{path} is not a complete .tar file: {error or type(error).__name__}; copy it again"
         ) from error
     _check_end(file, path, end)
-    regular = {entry.name: entry for entry in entries if entry.isreg()}
+    regular = {posixpath.normpath(entry.name): entry for entry in entries if entry.isreg()}
     return [
-        Member(archive, f"{entry.name}/", 0, 0, 0, 0) if entry.isdir() else _member(path, archive, entry, regular)
+        _member(path, archive, entry, regular)
         for entry in entries
         if entry.isreg() or entry.isdir() or entry.islnk() or entry.issym()
     ]
 
 
-def read_tar(descriptor: int, member: Member, path: str) -> bytes:
-    """Return a file's content from an open tar."""
-    whole = os.pread(descriptor, _BLOCK + member.bytes, member.offset)
-    try:
+def read_tar(pread: Callable[[int, int], bytes], member: Member, path: str) -> bytes:
+    """Return a file's content from a tar by `pread`, as `read_zip` does."""
+    whole = pread(_BLOCK + member.bytes, member.offset)
+    with contextlib.suppress(tarfile.HeaderError):
         header = tarfile.TarInfo.frombuf(whole[:_BLOCK], "utf-8", "surrogateescape")
-    except tarfile.HeaderError:
-        header = None
-    if header is None or (header.chksum, len(whole)) != (member.checksum, _BLOCK + member.bytes):
-        raise SampleError(path, "is no longer at its place in the archive, which has changed: run warmup again")
-    return whole[_BLOCK:]
-
-
-def _entries(tar: tarfile.TarFile, advance: Callable[[int], object]) -> list[tarfile.TarInfo]:
-    entries = []
-    end = -1
-    while (entry := tar.next()) is not None:
-        if tar.offset <= end:  # a negative size, with which some versions of Python loop forever
-            raise tarfile.ReadError(f"the size of {entry.name!r} is wrong")
-        end = tar.offset
-        entries.append(entry)
-        advance(1)
-        tar.members.clear()  # type: ignore[attr-defined]  # do not keep entries twice; typeshed lacks the attribute
-    return entries
+        if (header.chksum, len(whole)) == (member.checksum, _BLOCK + member.bytes):
+            return whole[_BLOCK:]
+    raise SampleError(path, _CHANGED)
 
 
 def _check_end(file: BinaryIO, path: Path, end: int) -> None:
     """Raise SourceError unless only zeros follow the last file: tarfile mistakes a damaged header for the end."""
     file.seek(end)
-    first = file.read(_BLOCK)
-    if len(first) < _BLOCK:
-        raise SourceError(f"{path} is cut short: it has no end mark; copy it again")
-    if any(first):
-        raise SourceError(f"{path}, offset {end}: here is neither a file nor the end of the archive; copy it again")
+    size = 0
     while block := file.read(_READ):
+        size += len(block)
         if any(block):
             raise SourceError(
-                f"{path} has more data after its end, at offset {end}: it is several archives in one, or damaged. Give "
-                "each archive as a file of its own"
+                f"{path} has more data after its end, at offset {end}: it is damaged, or several archives in one. Copy "
+                "it again, or give each archive as a file of its own"
             )
+    if size < _BLOCK:
+        raise SourceError(f"{path} is cut short: it has no end mark; copy it again")
 
 
 def _member(path: Path, archive: str, entry: tarfile.TarInfo, regular: Mapping[str, tarfile.TarInfo]) -> Member:
     folder = posixpath.dirname(entry.name) if entry.issym() else ""
-    name = posixpath.normpath(posixpath.join(folder, entry.linkname))
-    linked = (regular.get(entry.linkname) if entry.islnk() else None) or regular.get(name)
-    target = entry if entry.isreg() else linked
+    is_link = entry.issym() or entry.islnk()
+    target = regular.get(posixpath.normpath(posixpath.join(folder, entry.linkname))) if is_link else entry
     if target is None:
         raise SourceError(
             f"{path}: {entry.name!r} is a link to {entry.linkname!r}, which is not in the archive: make "
@@ -235,61 +229,52 @@ def _member(path: Path, archive: str, entry: tarfile.TarInfo, regular: Mapping[s
         )
     if target.issparse():
         raise SourceError(f"{path}: {entry.name!r} is a sparse file: make the archive without `--sparse`")
-    return Member(archive, entry.name, target.offset_data - _BLOCK, target.size, target.size, target.chksum)
+    name = f"{entry.name}/" if entry.isdir() else entry.name
+    return Member(archive, name, target.offset_data - _BLOCK, target.size, target.size, target.chksum)
 
 
-class _TailFile(io.RawIOBase):
-    """A file for zipfile, which reads at the end first: the last MiB is fetched at once, and other bytes as asked."""
+class _TailFile(io.BytesIO):
+    """The end of a file, from where zipfile has sought so far, and at least the last MiB."""
 
     def __init__(self, fetch: Callable[[int, int], bytes], size: int) -> None:
-        self._fetch, self._size, self._at = functools.lru_cache(1)(fetch), size, 0
-        self._tail = max(0, size - _READ)
+        self._fetch, self._size, self._start = fetch, size, size
+        super().__init__()
 
-    def readable(self) -> bool:
-        return True
+    def tell(self) -> int:
+        return self._start + super().tell()
 
-    def seekable(self) -> bool:
-        return True
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        self._at = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size}[whence]
-        return self._at
-
-    def readinto(self, buffer: Any) -> int:
-        start, stop = self._at, max(self._at, min(self._size, self._at + len(buffer)))
-        first, last = (self._tail, self._size) if start >= self._tail else (start, stop)
-        buffer[: stop - start] = self._fetch(first, last)[start - first : stop - first] if stop > start else b""
-        self._at = stop
-        return stop - start
+    def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
+        at = max(0, offset + {io.SEEK_SET: 0, io.SEEK_CUR: self.tell(), io.SEEK_END: self._size}[whence])
+        if at < self._start:
+            self._start = min(at, max(0, self._size - _READ))
+            super().__init__(self._fetch(self._start, self._size))
+        return self._start + super().seek(at - self._start)
 
 
 def zip_file(fetch: Callable[[int, int], bytes], size: int) -> BinaryIO:
     """Return a file for `list_zip` whose bytes `start` to `stop` are `fetch(start, stop)`; it has `size` bytes."""
-    return io.BufferedReader(_TailFile(fetch, size), _READ)
+    return _TailFile(fetch, size)
 
 
 def list_zip(opened: IO[bytes], path: str, archive: str, advance: Callable[[int], object]) -> list[Member]:
-    """Return the Members of an open zip, as `_members` does: files in the order of its directory, then folders."""
+    """Return the Members of an open zip, in the order of its directory, as `_members` does."""
     try:
         with zipfile.ZipFile(opened) as file:
-            infos = file.infolist()
-    except _BROKEN_ZIP as error:
+            entries = file.infolist()
+    except _BROKEN as error:
         raise SourceError(f"{path} is not a complete .zip file: {error}. Copy it again") from error
-    entries = [entry for entry in infos if not entry.is_dir()]
     advance(len(entries))
     for entry in entries:
         if problem := _problem(entry):
             raise SourceError(f"{path}: entry {entry.filename!r} {problem}")
-    ends = sorted((entry.header_offset, entry.header_offset + _HEADER.size + entry.compress_size) for entry in entries)
+    members = [
+        Member(archive, _name(entry), entry.header_offset, entry.file_size, entry.compress_size, entry.CRC)
+        for entry in entries
+    ]
+    ends = sorted((each.offset, each.offset + _HEADER.size + each.packed) for each in members)
     if any(end > start for (_, end), (start, _) in itertools.pairwise(ends)):
         raise SourceError(f"{path}: entries overlap: the archive is damaged, or made to do harm")
-    return [
-        *(
-            Member(archive, _name(entry), entry.header_offset, entry.file_size, entry.compress_size, entry.CRC)
-            for entry in entries
-        ),
-        *(Member(archive, f"{_name(entry).rstrip('/')}/", 0, 0, 0, 0) for entry in infos if entry.is_dir()),
-    ]
+    return members
 
 
 def read_zip(pread: Callable[[int, int], bytes], member: Member, path: str) -> bytes:
@@ -299,8 +284,8 @@ def read_zip(pread: Callable[[int, int], bytes], member: Member, path: str) -> b
     """
     found = pread(_HEADER.size + len(member.name.encode()) + _EXTRA_BYTES + member.packed, member.offset)
     if len(found) < _HEADER.size or not found.startswith(_SIGNATURE):
-        raise SampleError(path, "is no longer at its place in the archive, which has changed: run warmup again")
-    _, _, _, method, _, _, _, _, _, name_length, extra_length = _HEADER.unpack_from(found)
+        raise SampleError(path, _CHANGED)
+    _, method, name_length, extra_length = _HEADER.unpack_from(found)
     start = _HEADER.size + name_length + extra_length
     if (missing := start + member.packed - len(found)) > 0:
         found += pread(missing, member.offset + len(found))
@@ -321,10 +306,9 @@ def _problem(entry: zipfile.ZipInfo) -> str:
         return "has a zero byte in its name: the archive is damaged, or made to do harm"
     if entry.flag_bits & _ENCRYPTED:
         return "is encrypted: unpack it with its password, and zip it without one"
-    if entry.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+    if entry.compress_type not in _MOST_EXPANSION:
         return f"is compressed by method {entry.compress_type}: only stored and deflated files are read, zip it again"
-    most = entry.compress_size * (1 if entry.compress_type == zipfile.ZIP_STORED else _MOST_EXPANSION)
-    if entry.file_size > most:
+    if entry.file_size > entry.compress_size * _MOST_EXPANSION[entry.compress_type]:
         return f"claims {entry.file_size:,} bytes, compressed to {entry.compress_size:,}: that is impossible"
     return ""
 

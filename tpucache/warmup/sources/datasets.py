@@ -137,7 +137,7 @@ class DatasetSource:
         if sample.fault:
             raise SampleError(sample.path, sample.fault)
         if self._copy is not None:
-            return self._copy.load(int(sample.path))
+            return self._copy.load(sample.members[0])
         dataset, numbers = _made(self._made_by, self._name)
         try:
             value = dataset[numbers[sample.path] if numbers else int(sample.path)]
