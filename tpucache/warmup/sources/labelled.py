@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -19,7 +18,7 @@ from tpucache.store.files import read_text
 from tpucache.store.history import load_version, split_version
 from tpucache.store.manifest import Manifest, differ_in_values, label_options
 from tpucache.warmup.build_options import LabelKind
-from tpucache.warmup.sources.labels import LabelFault, Reading, decide, plain, read_labels, shown
+from tpucache.warmup.sources.labels import LabelFault, Reading, decide, plain, read_labels
 from tpucache.warmup.sources.source import DerivedSource, Item, Listing, Sample, Source, repeated
 
 #: Why a sample without a label cannot be used where other samples have one.
@@ -31,15 +30,6 @@ NO_LABEL_REASON: Final = (
 _LOOKED_AT: Final = 64
 #: The same number if a finished cache states how its labels were read.
 _LOOKED_AT_AGAIN: Final = 8
-
-#: What a label is, by the kind in a manifest and by the form of a reading.
-_KINDS: Final = {"classes": "one class", "multilabel": "several classes", "numbers": "one or several numbers"}
-_FORMS: Final = {"class": "classes", "numbers": "numbers", "marks": "multilabel", "indices": "multilabel"}
-_LIKE_ADVICE: Final = {
-    "classes": "give one class for each sample, or leave --like out",
-    "multilabel": "give --label-sep if a cell has several names, and --labels multilabel if each has one",
-    "numbers": "give numbers, or leave --like out",
-}
 
 _log: Final = logging.getLogger("tpucache")
 
@@ -165,23 +155,6 @@ class _LikeSource(DerivedSource):
         return dataclasses.replace(self.source.list(), like=self.like)
 
 
-def _check_like(reading: Reading, like: Mapping[str, Any], where: str) -> None:
-    """Raise SourceError if labels have another form than those of the cache that `like` describes."""
-    wanted, found = str(like.get("kind")), _FORMS.get(reading.form)
-    if found is None or wanted not in _KINDS:
-        return
-    if found != wanted:
-        raise SourceError(
-            f"{where}: a label is {_KINDS[found]}, and {_KINDS[wanted]} in {like['cache']}: {_LIKE_ADVICE[wanted]}"
-        )
-    values = like.get("columns")
-    if found == "numbers" and isinstance(values, int) and reading.length != values:
-        raise SourceError(
-            f"{where}: a label has {reading.length} numbers, and {values} in {like['cache']}: name the same columns "
-            "with --label-col, or leave --like out"
-        )
-
-
 class UnreadLabelError(SampleError):
     """A sample has no label, or one that cannot be converted to the kind of the other labels, such as a class."""
 
@@ -214,64 +187,58 @@ class LabelledSource(DerivedSource):
             self.reading = self._look(listing, where)
             return dataclasses.replace(listing, classes=self.reading.classes)
         self.reading = None
-        check = functools.partial(_check_like, like=listing.like, where=where)
-        return read_labels(listing, self.kind, self.classes, self.missing, where=where, check=check)
+        return read_labels(listing, self.kind, self.classes, self.missing, where=where)
 
     def load(self, sample: Sample) -> Item:
         """Load a sample from the wrapped source, and return its item with the label converted as `list` has decided."""
-        item = self.source.load(sample)
-        if self.reading is None:
+        item, reading = self.source.load(sample), self.reading
+        if reading is None:
             return item
         label = plain(item.label)
-        if self.reading.form == "none":
-            return item if item.label is None else self._unexpected(item, sample)
         try:
-            read = self.reading.read(label)
+            read = reading.read(label)
         except LabelFault as fault:
-            raise UnreadLabelError(sample.path, str(fault)) from None
-        if read is not None:
+            if reading.kind != "none":
+                raise UnreadLabelError(sample.path, str(fault)) from None
+            if self.before:
+                return item  # it is compared with the labels of the cache later
+            raise SourceError(
+                f"{sample.path!r} has the label {item.label!r:.80}, and the {_LOOKED_AT} samples that were looked at "
+                "have none: say with --labels how to read labels"
+            ) from None
+        if read is not None or reading.kind == "none":
             return dataclasses.replace(item, label=read)
         raise UnreadLabelError(
             sample.path,
             NO_LABEL_REASON
             if label is None
-            else f"has the label {shown(label)}, which means no label (class numbers begin at 0; see "
+            else f"has the label {label!r:.80}, which means no label (class numbers begin at 0; see "
             "--missing-label): give it a label, or leave such samples out with --on-error skip",
-        )
-
-    def _unexpected(self, item: Item, sample: Sample) -> Item:
-        with contextlib.suppress(LabelFault):
-            if Reading("class", missing=self.missing).read(plain(item.label)) is None:
-                return dataclasses.replace(item, label=None)
-        if self.before:
-            return item  # it is compared with the labels of the cache later
-        raise SourceError(
-            f"{sample.path!r} has the label {shown(item.label)}, and the {_LOOKED_AT} samples that were looked at have "
-            "none: say with --labels how to read labels"
         )
 
     def _look(self, listing: Listing, where: str) -> Reading:
         """Read the labels of some samples, and return how to read all labels."""
         samples, before, kind = listing.samples, self.before.get("kind"), self.kind
         if before == "none" and kind == "auto":
-            return Reading("none", listing.classes, self.classes or listing.classes, missing=self.missing)
+            reading = Reading(missing=self.missing or (), skips_minus_one=self.missing is None).named(listing.classes)
+            return dataclasses.replace(reading, classes=self.classes or listing.classes)
         count = _LOOKED_AT_AGAIN if self.before else _LOOKED_AT
         chosen = sorted({*np.linspace(0, max(0, len(samples) - 1), count).round().astype(int).tolist()})
-        is_all = len(chosen) >= len(samples)
         values = self._labels_of([samples[at] for at in chosen[: len(samples)]])
-        if self.classes and not listing.classes and any(map(_has_text, values)):
+        has_texts = any(isinstance(part, str) for value in values for part in _parts(value))
+        if self.classes and has_texts and not listing.classes:
             listing = dataclasses.replace(listing, classes=self.classes)
-        if kind == "auto" and before in _KINDS:
+        if kind == "auto" and before in ("classes", "multilabel", "numbers"):
             kind = before
-        lengths = {len(value) if isinstance(value, tuple) else 1 for value in values if value is not None}
+        lengths = {len(_parts(value)) for value in values if value is not None}
         has_lists = kind == "multilabel" and (len(lengths) > 1 or lengths == {1})  # the highest number is needed
-        is_known = is_all or kind == "numbers" or listing.value_names[1:] or listing.classes
-        if not is_known and (has_lists or any(map(_has_text, values))):
+        is_known = len(chosen) >= len(samples) or kind == "numbers" or listing.value_names[1:] or listing.classes
+        if not is_known and (has_lists or has_texts):
             _log.warning("%s: the labels are texts or lists: reading all samples to find their classes", where)
             values = self._labels_of(samples)
         reading = decide(values, listing, kind, self.classes, self.missing, where=where, is_all=False)
-        _check_like(reading, listing.like, where)
-        return dataclasses.replace(reading, form="class") if (reading.form, kind) == ("none", "classes") else reading
+        is_class = (reading.kind, kind) == ("none", "classes")
+        return dataclasses.replace(reading, kind="classes") if is_class else reading
 
     def _labels_of(self, samples: Sequence[Sample]) -> Sequence[Any]:
         values: list[Any] = []
@@ -283,5 +250,5 @@ class LabelledSource(DerivedSource):
         return values
 
 
-def _has_text(value: Any) -> bool:
-    return isinstance(value, str) or (isinstance(value, tuple) and any(isinstance(part, str) for part in value))
+def _parts(value: Any) -> tuple[Any, ...]:
+    return value if isinstance(value, tuple) else (value,)
