@@ -23,7 +23,7 @@ from tpucache.warmup.build_options import LabelKind, SoftOptions
 from tpucache.warmup.listing import OWN_COLUMNS
 from tpucache.warmup.sources.columns import LABEL_NAMES, TableOptions, to_number
 from tpucache.warmup.sources.folder import zeros_advice
-from tpucache.warmup.sources.labelled import check_kind, check_separator, class_names, missing_texts
+from tpucache.warmup.sources.labelled import check_kind, class_names, missing_texts
 from tpucache.warmup.sources.labels import read_labels
 from tpucache.warmup.sources.source import Label, Listing, Sample, name_some, unique
 from tpucache.warmup.sources.table import CsvTable, path_column, read_table, table_listing
@@ -87,8 +87,7 @@ def relabel_cache(
     if options.rle_cols:
         raise UsageError("masks as run lengths are for a warmup: leave rle_cols out")
     names = class_names(classes)
-    check_kind(labels, names)
-    check_separator(labels, options.label_sep)
+    check_kind(labels, names, options.label_sep)
     if not options.label_cols and (labels != "auto" or names):
         raise UsageError("--labels and --classes need a column of labels: name it with --label-col")
     soft = soft or SoftOptions()

@@ -9,8 +9,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, get_args
 
-import numpy as np
-
 from tpucache.errors import SampleError, SourceError, TpucacheError, UsageError
 from tpucache.progress import Progress
 from tpucache.store.copying import earlier_tables
@@ -18,7 +16,7 @@ from tpucache.store.files import read_text
 from tpucache.store.history import load_version, split_version
 from tpucache.store.manifest import Manifest, differ_in_values, label_options
 from tpucache.warmup.build_options import LabelKind
-from tpucache.warmup.sources.labels import LabelFault, Reading, decide, plain, read_labels
+from tpucache.warmup.sources.labels import Reading, decide, plain, read_labels
 from tpucache.warmup.sources.source import DerivedSource, Item, Listing, Sample, Source, repeated
 
 #: Why a sample without a label cannot be used where other samples have one.
@@ -51,18 +49,17 @@ def label_source(
     return LabelledSource(source, kind, tuple(classes), missing_texts(missing), before or {})
 
 
-def labels_before(cache: Path | Manifest) -> Mapping[str, Any] | None:
+def labels_before(cache: Path) -> Mapping[str, Any] | None:
     """Return how the labels of a finished cache were read; None without a cache, or if it was relabelled.
 
     A damaged cache counts as none: opening it later raises the error.
     """
-    if isinstance(cache, Path):
-        try:
-            cache = Manifest.load(cache)
-        except TpucacheError:
-            return None
-    read = cache.source.get("labels")
-    return read if isinstance(read, dict) and not earlier_tables(cache) else None
+    try:
+        manifest = Manifest.load(cache)
+    except TpucacheError:
+        return None
+    read = manifest.source.get("labels")
+    return read if isinstance(read, dict) and not earlier_tables(manifest) else None
 
 
 def missing_texts(missing: Sequence[Any] | None) -> tuple[str, ...] | None:
@@ -72,16 +69,12 @@ def missing_texts(missing: Sequence[Any] | None) -> tuple[str, ...] | None:
     return tuple(str(value).strip() for value in missing) if missing else None
 
 
-def check_kind(kind: LabelKind, classes: Sequence[str] = ()) -> None:
-    """Raise UsageError for an unknown kind, and if `classes` are given for labels that are numbers."""
+def check_kind(kind: LabelKind, classes: Sequence[str] = (), separator: str | None = None) -> None:
+    """Raise UsageError for an unknown kind, and for classes, or a separator of their names, if labels are numbers."""
     if kind not in get_args(LabelKind):
         raise UsageError(f"labels must be one of {', '.join(get_args(LabelKind))}, not {kind!r}")
     if classes and kind == "numbers":
         raise UsageError("labels that are numbers have no classes: leave out --classes, or --labels numbers")
-
-
-def check_separator(kind: LabelKind, separator: str | None) -> None:
-    """Raise UsageError for a separator between names if labels are numbers."""
     if separator is not None and kind == "numbers":
         raise UsageError("--label-sep is for several names of classes: leave it out, or --labels numbers")
 
@@ -93,8 +86,10 @@ def class_names(classes: str | Path | Sequence[str] | None) -> tuple[str, ...]:
     """
     if classes is None:
         return ()
-    where = str(classes) if isinstance(classes, (str, Path)) else "classes"
-    names = _read_names(Path(classes)) if isinstance(classes, (str, Path)) else tuple(classes)
+    if isinstance(classes, (str, Path)):
+        where, names = str(classes), _read_names(Path(classes))
+    else:
+        where, names = "classes", tuple(classes)
     if not names or not all(isinstance(name, str) and name for name in names):
         raise UsageError(f"{where} has no class names: give a text file with one on each line, or a cache with classes")
     if twice := repeated(names):
@@ -179,7 +174,9 @@ class LabelledSource(DerivedSource):
     def list(self) -> Listing:
         """Return the listing of the wrapped source, with its labels converted to one kind, and their classes."""
         listing, where = self.source.list(), repr(self)
-        asked = {**listing.asked, **({"classes": "given"} if self.classes else {})}
+        asked = dict(listing.asked)
+        if self.classes:
+            asked["classes"] = "given"
         if self.missing:
             asked["missing_label"] = [*self.missing]
         listing = dataclasses.replace(listing, asked=asked)
@@ -194,37 +191,29 @@ class LabelledSource(DerivedSource):
         item, reading = self.source.load(sample), self.reading
         if reading is None:
             return item
-        label = plain(item.label)
-        try:
-            read = reading.read(label)
-        except LabelFault as fault:
-            if reading.kind != "none":
-                raise UnreadLabelError(sample.path, str(fault)) from None
-            if self.before:
-                return item  # it is compared with the labels of the cache later
+        value = plain(item.label)
+        label, fault = reading.read(value)
+        if reading.kind == "none" and fault and not self.before:
             raise SourceError(
                 f"{sample.path!r} has the label {item.label!r:.80}, and the {_LOOKED_AT} samples that were looked at "
                 "have none: say with --labels how to read labels"
-            ) from None
-        if read is not None or reading.kind == "none":
-            return dataclasses.replace(item, label=read)
-        raise UnreadLabelError(
-            sample.path,
-            NO_LABEL_REASON
-            if label is None
-            else f"has the label {label!r:.80}, which means no label (class numbers begin at 0; see "
-            "--missing-label): give it a label, or leave such samples out with --on-error skip",
+            )
+        if reading.kind == "none":  # a label is compared with those of the cache later
+            return item if fault else dataclasses.replace(item, label=None)
+        if label is not None:
+            return dataclasses.replace(item, label=label)
+        stated = (
+            f"has the label {value!r:.80}, which means no label (class numbers begin at 0; see --missing-label): give "
+            "it a label, or leave such samples out with --on-error skip"
         )
+        raise UnreadLabelError(sample.path, fault or (NO_LABEL_REASON if value is None else stated))
 
     def _look(self, listing: Listing, where: str) -> Reading:
         """Read the labels of some samples, and return how to read all labels."""
         samples, before, kind = listing.samples, self.before.get("kind"), self.kind
-        if before == "none" and kind == "auto":
-            reading = Reading(missing=self.missing or (), skips_minus_one=self.missing is None).named(listing.classes)
-            return dataclasses.replace(reading, classes=self.classes or listing.classes)
-        count = _LOOKED_AT_AGAIN if self.before else _LOOKED_AT
-        chosen = sorted({*np.linspace(0, max(0, len(samples) - 1), count).round().astype(int).tolist()})
-        values = self._labels_of([samples[at] for at in chosen[: len(samples)]])
+        most = _LOOKED_AT_AGAIN if self.before else _LOOKED_AT
+        count = 0 if (before, kind) == ("none", "auto") else min(most, len(samples))
+        values = self._labels_of([samples[at * len(samples) // count] for at in range(count)])
         has_texts = any(isinstance(part, str) for value in values for part in _parts(value))
         if self.classes and has_texts and not listing.classes:
             listing = dataclasses.replace(listing, classes=self.classes)
@@ -232,7 +221,7 @@ class LabelledSource(DerivedSource):
             kind = before
         lengths = {len(_parts(value)) for value in values if value is not None}
         has_lists = kind == "multilabel" and (len(lengths) > 1 or lengths == {1})  # the highest number is needed
-        is_known = len(chosen) >= len(samples) or kind == "numbers" or listing.value_names[1:] or listing.classes
+        is_known = count == len(samples) or kind == "numbers" or listing.value_names[1:] or listing.classes
         if not is_known and (has_lists or has_texts):
             _log.warning("%s: the labels are texts or lists: reading all samples to find their classes", where)
             values = self._labels_of(samples)

@@ -17,7 +17,7 @@ import re
 import sys
 import unicodedata
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
@@ -80,33 +80,43 @@ class Reading:
     """How to read the labels of a source.
 
     `kind` is what a label is. `names` are the classes as the source numbers them, () if classes are only numbers, and
-    `terms` has the name that each text or number means: with `by_value`, those that look like the name, and otherwise
-    the name and its position. `classes` are those of the listing. `length` is how many numbers a label has; labels of
-    several classes then are marks, a 1 for each class of the sample, and `low` for others: 0, or -1 in some data sets.
-    `missing` are texts that mean no label; with `skips_minus_one`, -1 means it among class numbers. With `has_lists`, numbers in lists
-    are classes. With `is_one_hot`, a list with a single 1 among zeros is one class.
+    `terms` has the name that each text or number means: with `by_value`, what is spelled alike, and otherwise the name
+    and its position. `classes` are those of the listing. With a `length`, labels are that many numbers; those that are
+    classes are marks, a 1 for each class of the sample, and `low` for others: 0, or -1 in some data sets. `missing`
+    are texts and numbers that mean no label; with `skips_minus_one`, -1 means it among class numbers. With `has_lists`,
+    parts of lists are classes. `where` names the source in messages.
     """
 
     kind: Literal["none", "classes", "numbers", "multilabel"] = "none"
     names: tuple[str, ...] = ()
-    terms: Mapping[str | float, str] = field(default_factory=dict)
+    terms: Mapping[Any, str] = field(default_factory=dict)
     classes: tuple[str, ...] = ()
     length: int = 0
     low: float = 0.0
-    missing: tuple[str, ...] = ()
+    missing: Collection[str | float] = ()
     skips_minus_one: bool = False
     by_value: bool = False
     has_lists: bool = False
-    is_one_hot: bool = False
     is_int: bool = False
+    where: str = ""
+
+    def warn(self, *texts: str) -> None:
+        for text in texts:
+            _log.warning("%s: %s", self.where, text)
 
     def named(self, names: Sequence[str], **changes: Any) -> Reading:
         """Return a reading with these classes, which a text or a position means."""
-        terms: dict[str | float, str] = {**dict(enumerate(names)), **dict(zip(names, names, strict=True))}
+        terms: dict[Any, str] = {**dict(enumerate(names)), **dict(zip(names, names, strict=True))}
         return dataclasses.replace(self, names=tuple(names), terms=terms, **changes)
 
-    def read(self, value: Any) -> Label:
-        """Return the result of `plain` as a label, or None if it means no label."""
+    def read(self, value: Any) -> tuple[Label, str]:
+        """Return the result of `plain` as a label, or None if it means no label, and why it cannot be read, or ""."""
+        try:
+            return self._read(value), ""
+        except LabelFault as fault:
+            return None, str(fault)
+
+    def _read(self, value: Any) -> Label:
         if isinstance(value, LabelFault):
             raise value
         if value is None or self.is_missing(value):
@@ -117,9 +127,14 @@ class Reading:
             return None
         if self.kind == "none":
             raise LabelFault(f"has the label {value!r:.80}, and other samples have none")
-        if self.kind == "classes":
-            return self._place(self._single(value))
         parts = self._marked(value) if self.length else _parts(value)
+        if self.kind == "classes":
+            if len(parts) == 1:
+                return self._place(parts[0])
+            raise LabelFault(
+                f"has the label {value!r:.80}: a class is one whole number or name. Give --labels multilabel if a "
+                "sample may have several"
+            )
         places = {self._place(part) for part in parts if part != UNLABELLED or not self.skips_minus_one}
         return tuple(float(place in places) for place in range(len(self.classes)))
 
@@ -129,35 +144,20 @@ class Reading:
         A list is one if a part of it is.
         """
         is_class = self.has_lists or isinstance(label, int)
-        return any(self._is_missing(self.terms.get(part, part) if is_class else part) for part in _parts(label))
-
-    def _is_missing(self, part: str | float) -> bool:
-        texts, numbers = self._missing
-        if not isinstance(part, str):
-            return part in numbers
-        return part.strip() in texts or (not are_names([part]) and to_number(part) in numbers)
-
-    @functools.cached_property
-    def _missing(self) -> tuple[Collection[str], Collection[float]]:
-        texts = {*self.missing}
-        return texts, {number for text in texts if (number := to_number(text)) is not None}
-
-    def _single(self, value: Any) -> Any:
-        if not isinstance(value, tuple):
-            return value
-        if len(value) == 1:
-            return value[0]
-        if self.is_one_hot and {*value} <= {0.0, 1.0} and sum(value) == 1:
-            return value.index(1.0)
-        raise LabelFault(
-            f"has the label {value!r:.80}: a class is one whole number or name. Give --labels multilabel if a sample "
-            "may have several"
-        )
+        parts = (self.terms.get(part, part) if is_class else part for part in _parts(label))
+        return bool(self.missing) and any(_value(part) in self.missing for part in parts)
 
     def _place(self, part: str | float) -> int:
         """Return the position in `classes` of the class that a text or a number means."""
-        if part in self.terms:
-            return self._listed(self.terms[part])
+        key = _text(part) if self.by_value and not isinstance(part, str) else part
+        if key in self.terms:
+            name = self.terms[key]
+            if name in self._places:
+                return self._places[name]
+            raise LabelFault(
+                f"has the class {name!r}, which is none of the {len(self.classes):,} given classes: "
+                f"{name_some(self.classes)}. Add it, or leave its samples out"
+            )
         if isinstance(part, str) and not self.names:
             raise LabelFault(
                 f"has the label {part!r:.60}, and most labels are numbers: give --labels classes if all labels are "
@@ -170,23 +170,15 @@ class Reading:
                 f"has the label {part!r}, and the labels looked at are whole numbers: a class is one whole number or "
                 "name. Give --labels numbers if labels are values"
             )
-        if self.names:
-            last = len(self.names) - 1
-            raise LabelFault(f"has the label {int(part)!r:.40}: the {last + 1:,} classes are 0 to {last:,}")
-        if not 0 <= part < MOST_CLASSES:
-            raise LabelFault(
-                f"has the label {int(part)!r:.40}: class numbers are 0 to {MOST_CLASSES - 1:,}; number the classes "
-                "from 0, give their names, or give --labels numbers if labels are values"
-            )
-        return int(part)
-
-    def _listed(self, name: str) -> int:
-        if name in self._places:
-            return self._places[name]
-        raise LabelFault(
-            f"has the class {name!r}, which is none of the {len(self.classes):,} given classes: "
-            f"{name_some(self.classes)}. Add it, or leave its samples out"
+        if not self.names and 0 <= part < MOST_CLASSES:
+            return int(part)
+        valid = (
+            f"the {len(self.names):,} classes are 0 to {len(self.names) - 1:,}"
+            if self.names
+            else f"class numbers are 0 to {MOST_CLASSES - 1:,}; number the classes from 0, give their names, or give "
+            "--labels numbers if labels are values"
         )
+        raise LabelFault(f"has the label {int(part)!r:.40}: {valid}")
 
     @functools.cached_property
     def _places(self) -> Mapping[str, int]:
@@ -194,9 +186,10 @@ class Reading:
 
     def _numbers(self, value: Any) -> tuple[float, ...]:
         value = self.terms.get(value, value) if isinstance(value, int) else value
-        numbers = value if isinstance(value, tuple) else (_number(value),)
-        is_unknown = math.isnan(numbers[0]) and not isinstance(value, tuple)  # in a vector, some may be unknown
-        if is_unknown or any(isinstance(each, str) or abs(each) > sys.float_info.max for each in numbers):
+        number = _number(value)
+        numbers = _parts(number)
+        # In a vector, some numbers may be unknown.
+        if is_nothing(number) or any(isinstance(each, str) or abs(each) > sys.float_info.max for each in numbers):
             raise LabelFault(f"has the label {value!r:.80}, which is no number, or not a finite one")
         if len(numbers) != self.length:
             raise LabelFault(f"has a label of {len(numbers)} numbers, and most samples have {self.length}")
@@ -229,13 +222,7 @@ def read_labels(
     values = [plain(sample.label) for sample in listing.samples]
     reading = decide([*values, *map(plain, listing.more_labels)], listing, kind, classes, missing, where=where)
 
-    def read(value: Any) -> tuple[Label, str]:
-        try:
-            return reading.read(value), ""
-        except LabelFault as fault:
-            return None, str(fault)
-
-    once = {value: read(value) for value in dict.fromkeys(values)}
+    once = {value: reading.read(value) for value in dict.fromkeys(values)}
     samples, lost = list(listing.samples), 0
     for at, (value, sample) in enumerate(zip(values, listing.samples, strict=True)):
         label, fault = once[value]
@@ -243,8 +230,8 @@ def read_labels(
         if label is not sample.label or fault:
             samples[at] = dataclasses.replace(sample, label=label, fault=sample.fault or fault)
     if lost and missing is None and reading.kind != "none":
-        _warn(
-            where, f"{lost} samples have the label -1 or NaN, which means no label: --missing-label names other values"
+        reading.warn(
+            f"{lost} samples have the label -1 or NaN, which means no label: --missing-label names other values"
         )
     return dataclasses.replace(listing, samples=samples, classes=reading.classes, more_labels=())
 
@@ -274,157 +261,155 @@ def decide(
     if kind == "auto" and classes and not names:
         may_be_names = (str, float, LabelFault, type(None))
         kind = "classes" if all(isinstance(value, may_be_names) for value in values) else kind
-    has_lists = listing.has_class_lists
-    has_lists = listing.has_class_lists
     plainly = Reading(
-        missing=missing or (),
+        missing={*map(_value, missing or ())},
         skips_minus_one=skips_minus_one,
-        has_lists=has_lists,
-        is_one_hot=kind == "classes" and not has_lists,
+        has_lists=listing.has_class_lists,
+        where=where,
     ).named(names)
-    if has_lists:
-        values = [(value,) if isinstance(value, float) else value for value in values]
     if {*map(type, values)} == {int}:
         values = list(dict.fromkeys(values))  # the frequency of a value does not matter
     readable = (value for value in values if value is not None and not isinstance(value, LabelFault))
     known = [value for value in readable if not plainly.is_missing(value)]
-    reading = _find_reading(known, plainly, kind, where, is_all) if known else plainly
+    reading = _find_reading(known, plainly, kind, is_all) if known else plainly
     if reading.kind == "numbers" and classes:
         some = name_some(classes)
         raise SourceError(f"{where}: labels are numbers, none of the classes {some}: leave out --classes")
-    _check_like(reading, listing.like, where)
-    own = reading.names if reading.kind != "numbers" else ()
-    if names and not columns and not reading.length:
-        own = tuple(name for name in own if not reading.is_missing(name))
-    return dataclasses.replace(reading, classes=classes or own)
+    _check_like(reading, listing.like)
+    own = [name for name in reading.names if not names or reading.length or not reading.is_missing(name)]
+    return dataclasses.replace(reading, classes=classes or tuple(own))
 
 
-def _find_reading(known: Sequence[Any], plainly: Reading, kind: LabelKind, where: str, is_all: bool) -> Reading:
+def _find_reading(known: Sequence[Any], plainly: Reading, kind: LabelKind, is_all: bool) -> Reading:
     """Return how to read labels. `plainly` has what the user and the source state."""
     texts = {part for value in known for part in _parts(value) if isinstance(part, str)}
     words = {text for text in texts if text.strip().lower() in MISSING_WORDS}
     if words and texts > words and not plainly.names and None not in map(to_number, texts - words):
-        _warn(where, f"{', '.join(map(repr, sorted(words)))} among numbers means no label")
-        plainly = dataclasses.replace(plainly, missing=(*plainly.missing, *(word.strip() for word in words)))
+        plainly.warn(f"{', '.join(map(repr, sorted(words)))} among numbers means no label")
+        plainly = dataclasses.replace(plainly, missing={*plainly.missing, *map(_value, words)})
         known = [value for value in known if not plainly.is_missing(value)]
     if not plainly.names and all(value == () for value in known):
         raise SourceError(
-            f"{where}: all labels looked at are empty lists: give the labels, or leave them out (--drop with their "
-            "column; in Python None)"
+            f"{plainly.where}: all labels looked at are empty lists: give the labels, or leave them out (--drop with "
+            "their column; in Python None)"
         )
-    if kind == "numbers":
-        return _values_reading(known, plainly, where)
+    if any(isinstance(part, str) for value in known if isinstance(value, tuple) for part in value):
+        plainly = dataclasses.replace(plainly, has_lists=True)
+    if kind == "auto":
+        return _likely_reading(known, plainly, is_all)
     if kind == "classes":
-        return _class_reading(known, plainly, where, is_all)
-    return _several_reading(known, plainly, where) if kind == "multilabel" else _likely(known, plainly, where, is_all)
+        return _class_reading(known, plainly, is_all)
+    if kind == "multilabel":
+        return _several_reading(known, plainly, kind)
+    if plainly.has_lists:
+        raise SourceError(f"{plainly.where}: labels are lists of texts, which are classes: leave out --labels numbers")
+    return _values_reading(known, plainly)
 
 
-def _likely(known: Sequence[Any], plainly: Reading, where: str, is_all: bool) -> Reading:
+def _likely_reading(known: Sequence[Any], plainly: Reading, is_all: bool) -> Reading:
     """Return how to read labels by what most of them look like. A few others are faults of their samples."""
     lists = [value for value in known if isinstance(value, tuple)]
     texts = [value for value in known if isinstance(value, str)]
     numbers = [value for value in known if isinstance(value, (int, float))]
-    if plainly.has_lists or _has_texts(lists):
-        _refuse_mixed([value for value in known if not isinstance(value, tuple)], where)
-        return _several_reading(known, plainly, where)
+    if plainly.has_lists:
+        return _several_reading(known, plainly, "auto")
     if texts and (plainly.names or 2 * len(texts) > len(known)):
-        return _single_reading(texts, plainly, where, is_all)
+        return _single_reading(texts, plainly, is_all)
     if lists and (len(lists) >= len(numbers) or any(isinstance(value, float) for value in numbers)):
-        return _list_reading([*lists, *numbers], plainly, "auto", where)
-    return _single_reading(numbers, plainly, where, is_all)
+        return _list_reading([*lists, *numbers], plainly, "auto")
+    return _single_reading(numbers, plainly, is_all)
 
 
-def _single_reading(known: Sequence[Any], plainly: Reading, where: str, is_all: bool) -> Reading:
+def _single_reading(known: Sequence[Any], plainly: Reading, is_all: bool) -> Reading:
     """Return how to read texts, or single numbers: as classes if they are names or whole, and else as values."""
     are_texts = isinstance(known[0], str)
-    are_named = are_texts and (plainly.names or are_names(known))
-    numbers = [number for value in known if abs(number := _number(value)) <= sys.float_info.max]
-    if not (are_named or (numbers and all(map(_is_whole, numbers)))):
-        return dataclasses.replace(plainly, kind="numbers", length=1)
+    numbers = [number for value in known if abs(number := _number(value)) < math.inf]
+    if are_texts and (plainly.names or are_names(known)):
+        return _class_reading(known, plainly, is_all)
+    if not numbers or not all(map(_is_whole, numbers)):
+        return _values_reading(known, plainly)
     if are_texts or is_all or plainly.names:
-        return _class_reading(known, plainly, where, is_all)
+        return _class_reading(known, plainly, is_all)
     is_int = 2 * sum(isinstance(value, int) for value in known) >= len(known)
     counted = {*numbers} - {UNLABELLED}
     if is_int or (len(counted) > 1 and counted == {*range(len(counted))}):
         return dataclasses.replace(plainly, kind="classes", is_int=is_int)
-    return dataclasses.replace(plainly, kind="numbers", length=1)
+    return _values_reading(known, plainly)
 
 
-def _values_reading(known: Sequence[Any], plainly: Reading, where: str) -> Reading:
+def _values_reading(known: Sequence[Any], plainly: Reading) -> Reading:
     """Return how to read labels as numbers: as many as most labels have."""
-    if plainly.has_lists or _has_texts(value for value in known if isinstance(value, tuple)):
-        raise SourceError(f"{where}: labels are lists of texts, which are classes: leave out --labels numbers")
-    lengths = Counter(len(_parts(value)) for value in known)
-    return dataclasses.replace(plainly, kind="numbers", length=lengths.most_common(1)[0][0])
+    return dataclasses.replace(plainly, kind="numbers", names=(), length=_lengths(known).most_common(1)[0][0])
 
 
-def _class_reading(known: Sequence[Any], plainly: Reading, where: str, is_all: bool) -> Reading:
-    """Return how to read labels as one class each. Longer lists, if not one-hot, are faults of their samples."""
-    ones = [parts[0] for value in known if len(parts := _parts(value)) == 1]
-    if not ones and _has_texts(known):
-        raise SourceError(
-            f"{where}: labels are lists of texts, such as {known[0]!r:.80}, and a class is one name: give --labels "
-            "multilabel"
-        )
+def _class_reading(known: Sequence[Any], plainly: Reading, is_all: bool) -> Reading:
+    """Return how to read labels as one class each: texts or numbers, or lists with a single 1 if all are lists."""
+    ones = [_parts(value)[0] for value in known if len(_parts(value)) == 1]
     if any(isinstance(value, (str, float) if is_all else str) for value in ones):
-        return _named_reading(ones, plainly, "classes", where)
-    return dataclasses.replace(plainly, kind="classes")
+        return _named_reading(ones, plainly, "classes")
+    if not ones and plainly.has_lists:
+        raise SourceError(
+            f"{plainly.where}: labels are lists of texts, such as {known[0]!r:.80}, and a class is one name: give "
+            "--labels multilabel"
+        )
+    return dataclasses.replace(plainly, kind="classes", length=0 if ones else _lengths(known).most_common(1)[0][0])
 
 
-def _several_reading(known: Sequence[Any], plainly: Reading, where: str) -> Reading:
+def _several_reading(known: Sequence[Any], plainly: Reading, kind: LabelKind) -> Reading:
     """Return how to read labels as several classes each, or as the only class of several possible ones."""
-    used = [value for value in known if value != UNLABELLED or not plainly.skips_minus_one] or known
-    are_lists = any(isinstance(value, tuple) for value in used)
-    parts = [part for value in used for part in _parts(value)]
+    known = [value for value in known if value != UNLABELLED or not plainly.skips_minus_one] or known
+    parts = [part for value in known for part in _parts(value)]
+    are_lists = plainly.has_lists or any(isinstance(value, tuple) for value in known)
     others = [part for part in parts if not isinstance(part, str)]
-    if are_lists and len(others) < len(parts) and not plainly.has_lists:
-        _refuse_mixed(others, where)
-    if len(others) == len(parts) and not plainly.has_lists and (are_lists or not plainly.names):
-        return _list_reading(used, plainly, "multilabel", where)
-    reading = _named_reading(parts, plainly, "multilabel", where)
+    if not plainly.has_lists and (are_lists or (len(others) == len(parts) and not plainly.names)):
+        return _list_reading(known, plainly, "multilabel")
+    if kind == "auto":
+        others += [value for value in known if isinstance(value, str)]
+    if are_lists and others and not plainly.names:
+        raise SourceError(
+            f"{plainly.where}: some labels are lists of texts and others are not, such as {others[0]!r:.80}: give a "
+            "list of texts for each sample, or --labels multilabel if a text alone is the only class"
+        )
+    reading = _named_reading(parts, plainly, "multilabel")
     if not are_lists:
-        longest = max(reading.names, key=len, default="")
-        _warn(
-            where,
-            f"each sample has one name, such as {longest!r}, and --labels multilabel reads it as its only class: where "
-            "a name is several, give lists of names, or --label-sep in a table",
+        reading.warn(
+            f"each sample has one name, such as {max(reading.names, key=len, default='')!r}, and --labels multilabel "
+            "reads it as its only class: where a name is several, give lists of names, or --label-sep in a table"
         )
     return reading
 
 
-def _list_reading(known: Sequence[Any], plainly: Reading, kind: LabelKind, where: str) -> Reading:
+def _list_reading(known: Sequence[Any], plainly: Reading, kind: LabelKind) -> Reading:
     """Return how to read lists of numbers: as classes, as a mark for each class, or as values."""
-    several = [*map(_parts, known)]
-    lengths = Counter(map(len, several))
+    known = [value for value in known if not isinstance(value, str)]
+    lengths = _lengths(known)
     length, count = lengths.most_common(1)[0]
-    parts = {part for value in several for part in value}
-    are_marks = length > 1 and all({*value} <= {0.0, 1.0} for value in several if len(value) == length)
+    usual = {value for value in map(_parts, known) if len(value) == length}
+    parts = {part for value in known for part in _parts(value)}
+    are_marks = length > 1 and all({*value} <= {0.0, 1.0} for value in usual)
     are_places = not are_marks and all(_is_whole(part) and 0 <= part < MOST_CLASSES for part in parts)
     if kind == "multilabel" and are_places and (len(lengths) > 1 or length < 2):
         names = plainly.names or tuple(map(str, range(int(max(parts, default=-1)) + 1)))
         return plainly.named(names, kind=kind)
     if kind == "auto" and (2 * count <= len(known) or (are_places and len(lengths) > 1)):
         raise SourceError(
-            f"{where}: labels are lists of different lengths, {', '.join(map(str, sorted(lengths)))} numbers. If the "
-            "numbers are classes, give --labels multilabel. If they are values, give every sample equally many, or "
-            "give --labels numbers, which refuses samples with more or fewer than most have"
+            f"{plainly.where}: labels are lists of different lengths, {', '.join(map(str, sorted(lengths)))} numbers. "
+            "If the numbers are classes, give --labels multilabel. If they are values, give every sample equally many, "
+            "or give --labels numbers, which refuses samples with more or fewer than most have"
         )
     are_flags = parts == {-1.0, 1.0} and length > 1
     if not (kind == "multilabel" or are_marks or (are_flags and plainly.names)):
-        return _values_reading(known, plainly, where)
-    if kind == "auto" and len({*several}) > 1 and {*map(sum, several)} == {1}:
-        _warn(
-            where,
+        return _values_reading(known, plainly)
+    if kind == "auto" and len(usual) > 1 and {*map(sum, usual)} == {1}:
+        plainly.warn(
             f"each sample has a 1 for exactly one of {length} classes. They are read as samples with several labels: "
-            "give --labels classes where one class is meant, --labels numbers for values",
+            "give --labels classes where one class is meant, --labels numbers for values"
         )
     names = plainly.names if len(plainly.names) == length else tuple(map(str, range(length)))
     return plainly.named(names, kind="multilabel", length=length, low=-1.0 if are_flags else 0.0)
 
 
-def _named_reading(
-    parts: Sequence[str | float], plainly: Reading, kind: Literal["classes", "multilabel"], where: str
-) -> Reading:
+def _named_reading(parts: Sequence[str | float], plainly: Reading, kind: Literal["classes", "multilabel"]) -> Reading:
     """Return how to read texts, perhaps beside numbers, as classes.
 
     With stated names, a text is the name of a class. Otherwise whole numbers are classes in numerical order, and names,
@@ -433,56 +418,44 @@ def _named_reading(
     if plainly.names:
         return dataclasses.replace(plainly, kind=kind)
     missing = plainly.missing
-    terms = {part: part if isinstance(part, str) else _text(part) for part in parts}
-    if are_names(terms.values()):
-        texts = {part for part in parts if isinstance(part, str)}
-        _warn(where, *_doubts(texts))
+    texts = {part for part in parts if isinstance(part, str)}
+    spelled = texts | {_text(part) for part in parts if not isinstance(part, str)}
+    if are_names(spelled):
+        terms = {text: text for text in spelled}
+        plainly.warn(*_doubts(texts))
         if kind == "classes":
-            _warn(where, *_doubts_of_one(texts))
+            plainly.warn(*_doubts_of_one(texts))
     else:
-        numbers = {part: number for part in terms if abs(number := _number(part)) <= sys.float_info.max}
-        if plainly.skips_minus_one and _begin_at_minus_one(terms.values()):
-            missing = (*missing, str(UNLABELLED))
-            numbers = {part: number for part, number in numbers.items() if number != UNLABELLED}
-        terms = {part: _text(number) for part, number in numbers.items()}
+        if plainly.skips_minus_one and _begin_at_minus_one(spelled):
+            missing = {*missing, UNLABELLED}
+        numbers = {text: number for text in spelled if abs(number := _number(text)) < math.inf}
+        terms = {text: _text(number) for text, number in numbers.items() if number not in missing}
+    names = in_order(terms.values())
     return dataclasses.replace(
         plainly,
         kind=kind,
-        names=in_order(terms.values()),
-        terms=terms,
+        names=names,
+        terms={**terms, **dict(zip(names, names, strict=True))},
         missing=missing,
         skips_minus_one=False,
         by_value=True,
     )
 
 
-def _refuse_mixed(others: Sequence[Any], where: str) -> None:
-    if others:
-        raise SourceError(
-            f"{where}: some labels are lists of texts and others are not, such as {others[0]!r:.80}: give a list of "
-            "texts for each sample, or --labels multilabel if a text alone is the only class"
-        )
-
-
-def _check_like(reading: Reading, like: Mapping[str, Any], where: str) -> None:
+def _check_like(reading: Reading, like: Mapping[str, Any]) -> None:
     """Raise SourceError if labels have another form than those of the cache that `like` describes."""
     wanted, found = like.get("kind"), reading.kind
     if found not in _KINDS or wanted not in _KINDS:
         return
     (what, advice), (now, _) = _KINDS[str(wanted)], _KINDS[found]
     if found != wanted:
-        raise SourceError(f"{where}: a label is {now}, and {what} in {like['cache']}: {advice}")
+        raise SourceError(f"{reading.where}: a label is {now}, and {what} in {like['cache']}: {advice}")
     values = like.get("columns")
     if found == "numbers" and isinstance(values, int) and reading.length != values:
         raise SourceError(
-            f"{where}: a label has {reading.length} numbers, and {values} in {like['cache']}: name the same columns "
-            "with --label-col, or leave --like out"
+            f"{reading.where}: a label has {reading.length} numbers, and {values} in {like['cache']}: name the same "
+            "columns with --label-col, or leave --like out"
         )
-
-
-def _warn(where: str, *texts: str) -> None:
-    for text in texts:
-        _log.warning("%s: %s", where, text)
 
 
 def _doubts(names: Collection[str]) -> Iterator[str]:
@@ -496,7 +469,7 @@ def _doubts(names: Collection[str]) -> Iterator[str]:
             yield f"{other!r} and {name!r} are different classes: write them alike if they are meant to be one"
             break
     others = sorted(name for name in names if to_number(name) is None)
-    if len(others) < len(names) >= 2 * len(others) and are_names(names):
+    if len(others) < len(names) >= 2 * len(others):
         odd = (others or [min(names)])[0]
         yield f"{odd!r} is not a number, so all labels are names of classes"
 
@@ -525,16 +498,24 @@ def _begin_at_minus_one(names: Collection[str]) -> bool:
     return UNLABELLED in numbers and 0 in numbers and not any(number < UNLABELLED for number in numbers)
 
 
-def _has_texts(lists: Iterable[Sequence[Any]]) -> bool:
-    return any(isinstance(part, str) for value in lists for part in value)
-
-
 def _parts(value: Any) -> tuple[Any, ...]:
     return value if isinstance(value, tuple) else (value,)
 
 
-def _number(value: Any) -> float:
-    """Return a number, or that in a text; NaN if it has none."""
+def _lengths(values: Sequence[Any]) -> Counter[int]:
+    return Counter(len(_parts(value)) for value in values)
+
+
+def _value(part: str | float) -> str | float:
+    """Return what a part of a label is compared by: its number, or its text if it is a name, such as 007 or nan."""
+    if isinstance(part, str) and (are_names([part]) or math.isnan(_number(part))):
+        return part.strip()
+    number: float = _number(part)
+    return number
+
+
+def _number(value: Any) -> Any:
+    """Return the number in a text, NaN if it has none; any other value as it is."""
     number = to_number(value) if isinstance(value, str) else value
     return math.nan if number is None else number
 
