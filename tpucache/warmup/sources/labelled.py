@@ -41,9 +41,8 @@ def label_source(
 ) -> Source:
     """Return `source` with labels that are read as `kind`, and converted to `classes` if these are given.
 
-    The texts `missing` mean no label. `before` is the result of `labels_before` for a finished cache; labels are then
-    read as they were for the cache. Raises UsageError for an unknown kind, for `classes` of labels that are numbers,
-    and if `missing` is a single text.
+    The texts `missing` mean no label. With `before`, a result of `labels_before`, labels are read as they were for that
+    cache. Raises UsageError for an unknown kind, for `classes` of numbers, and if `missing` is a single text.
     """
     check_kind(kind, classes)
     return LabelledSource(source, kind, tuple(classes), missing_texts(missing), before or {})
@@ -158,9 +157,9 @@ class UnreadLabelError(SampleError):
 class LabelledSource(DerivedSource):
     """The samples of another source, with labels of one kind. A sample does not load if its label cannot be converted.
 
-    If the listing has labels, all of them decide how labels are read. If labels are stored in the samples, some evenly
-    spread samples decide. If the labels of these samples are texts or lists of classes that are not known, all samples
-    are read to decide. Call `list` before the source is sent to workers.
+    If the listing has labels, all of them decide how labels are read. Otherwise some evenly spread samples decide, or
+    all samples if labels are texts or lists of classes that are not known. Call `list` before the source is sent to
+    workers.
     """
 
     source: Source

@@ -1,8 +1,8 @@
 """What labels mean, the same for every source.
 
-A source states the raw label of each sample: None, a text, a number, a truth value, or a list of texts or numbers.
-`decide` says from many raw labels how all of them are read, and a `Reading` reads each of them; `read_labels`
-does both for a listing. labelled.py does it for labels that only the samples hold.
+A raw label is None, a text, a number, a truth value, or a list of texts or numbers. `decide` finds how all labels of a
+source are read, and a `Reading` reads each of them; `read_labels` does both for a listing. labelled.py does it for
+labels that only the samples hold.
 """
 
 from __future__ import annotations
@@ -49,14 +49,13 @@ _log: Final = logging.getLogger("tpucache")
 
 
 class LabelFault(Exception):
-    """A label that cannot be read. The text is the rest of a sentence that begins with the sample's path."""
+    """A label that cannot be read. The text completes a sentence that begins with the sample's path."""
 
 
 def plain(value: Any) -> Any:
-    """Return a raw label in one form: None, a text, a number, a tuple of texts, or a tuple of floats.
+    """Return a raw label as None, a text, a number, or a tuple of texts or of floats; any other value as a LabelFault.
 
-    A list of one number is that number, and one of None and NaN alone is None. A value that is none of these becomes a
-    LabelFault, which `Reading.read` raises.
+    A list of one number is that number, and a list of None and NaN alone is None.
     """
     if is_nothing(value):
         return None
@@ -79,12 +78,11 @@ def plain(value: Any) -> Any:
 class Reading:
     """How to read the labels of a source.
 
-    `kind` is what a label is. `names` are the classes as the source numbers them, () if classes are only numbers, and
-    `terms` has the name that each text or number means: with `by_value`, what is spelled alike, and otherwise the name
-    and its position. `classes` are those of the listing. With a `length`, labels are that many numbers; those that are
-    classes are marks, a 1 for each class of the sample, and `low` for others: 0, or -1 in some data sets. `missing`
-    are texts and numbers that mean no label; with `skips_minus_one`, -1 means it among class numbers. With `has_lists`,
-    parts of lists are classes. `where` names the source in messages.
+    `names` are the classes as the source numbers them, () if classes are only numbers, and `classes` those of the
+    listing. `terms` has the name that a text or a number means: with `by_value`, what is spelled alike, otherwise the
+    name and its position. With a `length`, labels are that many numbers: values, or marks, a 1 for each class of the
+    sample and `low` for others. `missing` are texts and numbers that mean no label; with `skips_minus_one`, -1 does,
+    among class numbers. With `has_lists`, parts of lists are classes. `where` names the source.
     """
 
     kind: Literal["none", "classes", "numbers", "multilabel"] = "none"
@@ -101,16 +99,17 @@ class Reading:
     where: str = ""
 
     def warn(self, *texts: str) -> None:
+        """Log warnings about the source."""
         for text in texts:
             _log.warning("%s: %s", self.where, text)
 
     def named(self, names: Sequence[str], **changes: Any) -> Reading:
-        """Return a reading with these classes, which a text or a position means."""
+        """Return a reading with classes that a text or a position means."""
         terms: dict[Any, str] = {**dict(enumerate(names)), **dict(zip(names, names, strict=True))}
         return dataclasses.replace(self, names=tuple(names), terms=terms, **changes)
 
     def read(self, value: Any) -> tuple[Label, str]:
-        """Return the result of `plain` as a label, or None if it means no label, and why it cannot be read, or ""."""
+        """Return the label that a result of `plain` means, and why it cannot be read, or ""."""
         try:
             return self._read(value), ""
         except LabelFault as fault:
@@ -139,16 +138,13 @@ class Reading:
         return tuple(float(place in places) for place in range(len(self.classes)))
 
     def is_missing(self, label: Any) -> bool:
-        """Return whether a label is one of `missing`: the text, a number of the same value, or a class with that name.
-
-        A list is one if a part of it is.
-        """
+        """Return whether a label, or a part of it, is one of `missing`, or the position of a class with that name."""
         is_class = self.has_lists or isinstance(label, int)
         parts = (self.terms.get(part, part) if is_class else part for part in _parts(label))
         return bool(self.missing) and any(_value(part) in self.missing for part in parts)
 
     def _place(self, part: str | float) -> int:
-        """Return the position in `classes` of the class that a text or a number means."""
+        """Return the position in `classes` that a text or a number means."""
         key = _text(part) if self.by_value and not isinstance(part, str) else part
         if key in self.terms:
             name = self.terms[key]
@@ -212,10 +208,7 @@ def read_labels(
     *,
     where: str,
 ) -> Listing:
-    """Return a listing with its raw labels read, and their classes. A label that cannot be read becomes a `fault`.
-
-    The other arguments are those of `decide`.
-    """
+    """Return a listing with labels and classes as `decide` says. A label that cannot be read becomes a `fault`."""
     known = [sample.label for sample in listing.samples if sample.label is not None]
     if not listing.classes and known and all(isinstance(label, bool) for label in known):
         listing = dataclasses.replace(listing, classes=_TRUTH)
@@ -246,11 +239,10 @@ def decide(
     where: str,
     is_all: bool = True,
 ) -> Reading:
-    """Return how to read the labels of a listing, with the classes in the order that the user gives.
+    """Return how to read the labels of a listing.
 
-    `values` are results of `plain`, with `is_all` those of all samples. `classes` are the user's, and the texts
-    `missing` mean no label. Raises SourceError for labels that may be meant otherwise, and that differ from those of
-    the cache in --like.
+    `values` are results of `plain`; with `is_all`, those of all samples. `kind`, `classes` and `missing`, texts that
+    mean no label, are the user's. Raises SourceError for labels that do not fit these or the cache in --like.
     """
     columns = listing.value_names if len(listing.value_names) > 1 else ()
     names = columns or listing.classes
@@ -275,13 +267,15 @@ def decide(
     if reading.kind == "numbers" and classes:
         some = name_some(classes)
         raise SourceError(f"{where}: labels are numbers, none of the classes {some}: leave out --classes")
+    if reading.kind == "classes" and not reading.names:
+        reading = reading.named(classes)
     _check_like(reading, listing.like)
     own = [name for name in reading.names if not names or reading.length or not reading.is_missing(name)]
     return dataclasses.replace(reading, classes=classes or tuple(own))
 
 
 def _find_reading(known: Sequence[Any], plainly: Reading, kind: LabelKind, is_all: bool) -> Reading:
-    """Return how to read labels. `plainly` has what the user and the source state."""
+    """Return how to read labels; `plainly` has what is known before."""
     texts = {part for value in known for part in _parts(value) if isinstance(part, str)}
     words = {text for text in texts if text.strip().lower() in MISSING_WORDS}
     if words and texts > words and not plainly.names and None not in map(to_number, texts - words):
@@ -307,7 +301,7 @@ def _find_reading(known: Sequence[Any], plainly: Reading, kind: LabelKind, is_al
 
 
 def _likely_reading(known: Sequence[Any], plainly: Reading, is_all: bool) -> Reading:
-    """Return how to read labels by what most of them look like. A few others are faults of their samples."""
+    """Return how to read labels by what most of them are; others are faults of their samples."""
     lists = [value for value in known if isinstance(value, tuple)]
     texts = [value for value in known if isinstance(value, str)]
     numbers = [value for value in known if isinstance(value, (int, float))]
@@ -321,7 +315,7 @@ def _likely_reading(known: Sequence[Any], plainly: Reading, is_all: bool) -> Rea
 
 
 def _single_reading(known: Sequence[Any], plainly: Reading, is_all: bool) -> Reading:
-    """Return how to read texts, or single numbers: as classes if they are names or whole, and else as values."""
+    """Return how to read texts, or numbers: as classes if they are names or whole."""
     are_texts = isinstance(known[0], str)
     numbers = [number for value in known if abs(number := _number(value)) < math.inf]
     if are_texts and (plainly.names or are_names(known)):
@@ -338,12 +332,12 @@ def _single_reading(known: Sequence[Any], plainly: Reading, is_all: bool) -> Rea
 
 
 def _values_reading(known: Sequence[Any], plainly: Reading) -> Reading:
-    """Return how to read labels as numbers: as many as most labels have."""
+    """Return how to read labels as numbers, as many as most have."""
     return dataclasses.replace(plainly, kind="numbers", names=(), length=_lengths(known).most_common(1)[0][0])
 
 
 def _class_reading(known: Sequence[Any], plainly: Reading, is_all: bool) -> Reading:
-    """Return how to read labels as one class each: texts or numbers, or lists with a single 1 if all are lists."""
+    """Return how to read labels as one class each; if all are lists, each has a single 1."""
     ones = [_parts(value)[0] for value in known if len(_parts(value)) == 1]
     if any(isinstance(value, (str, float) if is_all else str) for value in ones):
         return _named_reading(ones, plainly, "classes")
@@ -356,7 +350,7 @@ def _class_reading(known: Sequence[Any], plainly: Reading, is_all: bool) -> Read
 
 
 def _several_reading(known: Sequence[Any], plainly: Reading, kind: LabelKind) -> Reading:
-    """Return how to read labels as several classes each, or as the only class of several possible ones."""
+    """Return how to read labels as any number of classes each."""
     known = [value for value in known if value != UNLABELLED or not plainly.skips_minus_one] or known
     parts = [part for value in known for part in _parts(value)]
     are_lists = plainly.has_lists or any(isinstance(value, tuple) for value in known)
@@ -380,7 +374,7 @@ def _several_reading(known: Sequence[Any], plainly: Reading, kind: LabelKind) ->
 
 
 def _list_reading(known: Sequence[Any], plainly: Reading, kind: LabelKind) -> Reading:
-    """Return how to read lists of numbers: as classes, as a mark for each class, or as values."""
+    """Return how to read lists of numbers: as classes, marks or values."""
     known = [value for value in known if not isinstance(value, str)]
     lengths = _lengths(known)
     length, count = lengths.most_common(1)[0]
@@ -410,10 +404,9 @@ def _list_reading(known: Sequence[Any], plainly: Reading, kind: LabelKind) -> Re
 
 
 def _named_reading(parts: Sequence[str | float], plainly: Reading, kind: Literal["classes", "multilabel"]) -> Reading:
-    """Return how to read texts, perhaps beside numbers, as classes.
+    """Return how to read texts, perhaps beside numbers, as names of classes.
 
-    With stated names, a text is the name of a class. Otherwise whole numbers are classes in numerical order, and names,
-    such as 007, in alphabetical order.
+    Whole numbers are in numerical order, and names, such as 007, in alphabetical order.
     """
     if plainly.names:
         return dataclasses.replace(plainly, kind=kind)
@@ -443,7 +436,7 @@ def _named_reading(parts: Sequence[str | float], plainly: Reading, kind: Literal
 
 
 def _check_like(reading: Reading, like: Mapping[str, Any]) -> None:
-    """Raise SourceError if labels have another form than those of the cache that `like` describes."""
+    """Raise SourceError for labels of another form than those of the cache that `like` describes."""
     wanted, found = like.get("kind"), reading.kind
     if found not in _KINDS or wanted not in _KINDS:
         return
@@ -459,7 +452,7 @@ def _check_like(reading: Reading, like: Mapping[str, Any]) -> None:
 
 
 def _doubts(names: Collection[str]) -> Iterator[str]:
-    """Yield what users may have meant otherwise in texts that become names of classes."""
+    """Yield what users may have meant otherwise in names of classes."""
     if words := sorted(name for name in names if name.strip().lower() in MISSING_WORDS):
         yield f"{', '.join(map(repr, words))} is a class: if it means that there is no label, give --missing-label"
     alike: dict[str, str] = {}
@@ -475,7 +468,7 @@ def _doubts(names: Collection[str]) -> Iterator[str]:
 
 
 def _doubts_of_one(names: Collection[str]) -> Iterator[str]:
-    """Yield what may be several names, or a number with a comma, in names of which a sample has one."""
+    """Yield which name may be several, or a number with a comma."""
     if listed := find_list(names):
         yield f"the list {listed!r:.60} is one class: write names with a separator, and give --label-sep"
         return
@@ -493,7 +486,7 @@ def _doubts_of_one(names: Collection[str]) -> Iterator[str]:
 
 
 def _begin_at_minus_one(names: Collection[str]) -> bool:
-    """Return whether names are numbers, with 0 and -1 and none below: then -1 means no label."""
+    """Return whether names are numbers, with 0 and -1 and none below: -1 then means no label."""
     numbers = () if are_names(names) else {*map(_number, names)}
     return UNLABELLED in numbers and 0 in numbers and not any(number < UNLABELLED for number in numbers)
 
@@ -507,7 +500,7 @@ def _lengths(values: Sequence[Any]) -> Counter[int]:
 
 
 def _value(part: str | float) -> str | float:
-    """Return what a part of a label is compared by: its number, or its text if it is a name, such as 007 or nan."""
+    """Return what to compare with `Reading.missing`: a number, or a text that is none, such as 007 or nan."""
     if isinstance(part, str) and (are_names([part]) or math.isnan(_number(part))):
         return part.strip()
     number: float = _number(part)
@@ -515,7 +508,7 @@ def _value(part: str | float) -> str | float:
 
 
 def _number(value: Any) -> Any:
-    """Return the number in a text, NaN if it has none; any other value as it is."""
+    """Return the number in a text, or NaN; any other value unchanged."""
     number = to_number(value) if isinstance(value, str) else value
     return math.nan if number is None else number
 
