@@ -214,13 +214,12 @@ def read_labels(
         listing = dataclasses.replace(listing, classes=_TRUTH)
     values = [plain(sample.label) for sample in listing.samples]
     reading = decide([*values, *map(plain, listing.more_labels)], listing, kind, classes, missing, where=where)
-
     once = {value: reading.read(value) for value in dict.fromkeys(values)}
     samples, lost = list(listing.samples), 0
     for at, (value, sample) in enumerate(zip(values, listing.samples, strict=True)):
         label, fault = once[value]
         lost += label is None and not fault and _number(value) == UNLABELLED
-        if label is not sample.label or fault:
+        if fault or label != sample.label or type(label) is not type(sample.label):
             samples[at] = dataclasses.replace(sample, label=label, fault=sample.fault or fault)
     if lost and missing is None and reading.kind != "none":
         reading.warn(
@@ -287,7 +286,7 @@ def _find_reading(known: Sequence[Any], plainly: Reading, kind: LabelKind, is_al
             f"{plainly.where}: all labels looked at are empty lists: give the labels, or leave them out (--drop with "
             "their column; in Python None)"
         )
-    if any(isinstance(part, str) for value in known if isinstance(value, tuple) for part in value):
+    if texts and any(isinstance(part, str) for value in known if isinstance(value, tuple) for part in value):
         plainly = dataclasses.replace(plainly, has_lists=True)
     if kind == "auto":
         return _likely_reading(known, plainly, is_all)
@@ -317,15 +316,15 @@ def _likely_reading(known: Sequence[Any], plainly: Reading, is_all: bool) -> Rea
 def _single_reading(known: Sequence[Any], plainly: Reading, is_all: bool) -> Reading:
     """Return how to read texts, or numbers: as classes if they are names or whole."""
     are_texts = isinstance(known[0], str)
-    numbers = [number for value in known if abs(number := _number(value)) < math.inf]
     if are_texts and (plainly.names or are_names(known)):
         return _class_reading(known, plainly, is_all)
+    numbers = {number for value in known if abs(number := _number(value)) < math.inf}
     if not numbers or not all(map(_is_whole, numbers)):
         return _values_reading(known, plainly)
     if are_texts or is_all or plainly.names:
         return _class_reading(known, plainly, is_all)
     is_int = 2 * sum(isinstance(value, int) for value in known) >= len(known)
-    counted = {*numbers} - {UNLABELLED}
+    counted = numbers - {UNLABELLED}
     if is_int or (len(counted) > 1 and counted == {*range(len(counted))}):
         return dataclasses.replace(plainly, kind="classes", is_int=is_int)
     return _values_reading(known, plainly)
@@ -365,7 +364,7 @@ def _several_reading(known: Sequence[Any], plainly: Reading, kind: LabelKind) ->
             "list of texts for each sample, or --labels multilabel if a text alone is the only class"
         )
     reading = _named_reading(parts, plainly, "multilabel")
-    if not are_lists:
+    if not are_lists and float not in map(type, known):
         reading.warn(
             f"each sample has one name, such as {max(reading.names, key=len, default='')!r}, and --labels multilabel "
             "reads it as its only class: where a name is several, give lists of names, or --label-sep in a table"
