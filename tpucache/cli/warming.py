@@ -58,7 +58,7 @@ from tpucache.warmup.build_options import (
 )
 from tpucache.warmup.sources import Source, box_source, open_source, select_source
 from tpucache.warmup.sources.columns import TableOptions
-from tpucache.warmup.sources.labelled import check_separator, labels_like, like_source
+from tpucache.warmup.sources.labelled import check_kind, labels_like, like_source
 
 if TYPE_CHECKING:
     from tpucache.warmup.estimate import Estimate
@@ -234,7 +234,7 @@ def wanted(options: argparse.Namespace) -> tuple[Recipe, BuildOptions]:
 
 
 def selected_source(options: argparse.Namespace) -> Source:
-    check_separator(options.labels, options.label_sep)
+    check_kind(options.labels, separator=options.label_sep)
     source = _opened(options.source, options)
     source = source if options.like is None else like_source(source, options.like)
     return select_source(source, limit=options.limit, include=options.include, exclude=options.exclude)

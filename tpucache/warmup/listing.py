@@ -27,7 +27,7 @@ from tpucache.warmup.code_digest import code_changes
 from tpucache.warmup.records.masks import decode_mask, has_grey_palette
 from tpucache.warmup.sources import label_source, pad_source, select_source
 from tpucache.warmup.sources.columns import to_number
-from tpucache.warmup.sources.labelled import UnreadLabelError, labels_before
+from tpucache.warmup.sources.labelled import UnreadLabelError
 from tpucache.warmup.sources.source import Item, Listing, LoadAhead, Sample, Source, name_some, taken
 
 #: The column of the samples table with each sample's size in its source.
@@ -248,7 +248,7 @@ def as_asked(source: Source, manifest: Manifest) -> Source:
         return part
     classes = manifest.classes if "classes" in asked else ()
     missing = asked.get("missing_label", ())
-    return label_source(part, read.get("asked", "auto"), classes, missing, labels_before(manifest))
+    return label_source(part, read.get("asked", "auto"), classes, missing, read)
 
 
 def check_asked(cache: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:

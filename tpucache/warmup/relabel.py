@@ -23,7 +23,7 @@ from tpucache.warmup.build_options import LabelKind, SoftOptions
 from tpucache.warmup.listing import OWN_COLUMNS
 from tpucache.warmup.sources.columns import LABEL_NAMES, TableOptions, to_number
 from tpucache.warmup.sources.folder import zeros_advice
-from tpucache.warmup.sources.labelled import check_kind, check_separator, class_names, missing_texts
+from tpucache.warmup.sources.labelled import check_kind, class_names, missing_texts
 from tpucache.warmup.sources.labels import read_labels
 from tpucache.warmup.sources.source import Listing, Sample, name_some, unique
 from tpucache.warmup.sources.table import CsvTable, path_column, read_table, table_listing
@@ -82,8 +82,7 @@ def relabel_cache(
     if options.mask_col is not None or options.root is not None or options.rle_cols:
         raise UsageError("masks and the folder of images are for a warmup: leave --mask-col, --root and rle_cols out")
     names = class_names(classes)
-    check_kind(labels, names)
-    check_separator(labels, options.label_sep)
+    check_kind(labels, names, options.label_sep)
     is_read_otherwise = labels != "auto" or bool(names)
     if not options.label_cols and is_read_otherwise:
         raise UsageError("--labels and --classes need a column of labels: name it with --label-col")

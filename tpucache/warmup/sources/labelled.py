@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, get_args
-
-import numpy as np
 
 from tpucache.errors import SampleError, SourceError, TpucacheError, UsageError
 from tpucache.progress import Progress
@@ -19,7 +16,7 @@ from tpucache.store.files import read_text
 from tpucache.store.history import load_version, split_version
 from tpucache.store.manifest import Manifest, differ_in_values, label_options
 from tpucache.warmup.build_options import LabelKind
-from tpucache.warmup.sources.labels import LabelFault, Reading, decide, plain, read_labels, shown
+from tpucache.warmup.sources.labels import Reading, decide, plain, read_labels
 from tpucache.warmup.sources.source import DerivedSource, Item, Listing, Sample, Source, repeated
 
 #: Why a sample without a label cannot be used where other samples have one.
@@ -31,15 +28,6 @@ NO_LABEL_REASON: Final = (
 _LOOKED_AT: Final = 64
 #: The same number if a finished cache states how its labels were read.
 _LOOKED_AT_AGAIN: Final = 8
-
-#: What a label is, by the kind in a manifest and by the form of a reading.
-_KINDS: Final = {"classes": "one class", "multilabel": "several classes", "numbers": "one or several numbers"}
-_FORMS: Final = {"class": "classes", "numbers": "numbers", "marks": "multilabel", "indices": "multilabel"}
-_LIKE_ADVICE: Final = {
-    "classes": "give one class for each sample, or leave --like out",
-    "multilabel": "give --label-sep if a cell has several names, and --labels multilabel if each has one",
-    "numbers": "give numbers, or leave --like out",
-}
 
 _log: Final = logging.getLogger("tpucache")
 
@@ -53,26 +41,24 @@ def label_source(
 ) -> Source:
     """Return `source` with labels that are read as `kind`, and converted to `classes` if these are given.
 
-    The texts `missing` mean no label. `before` is the result of `labels_before` for a finished cache; labels are then
-    read as they were for the cache. Raises UsageError for an unknown kind, for `classes` of labels that are numbers,
-    and if `missing` is a single text.
+    The texts `missing` mean no label. With `before`, a result of `labels_before`, labels are read as they were for that
+    cache. Raises UsageError for an unknown kind, for `classes` of numbers, and if `missing` is a single text.
     """
     check_kind(kind, classes)
     return LabelledSource(source, kind, tuple(classes), missing_texts(missing), before or {})
 
 
-def labels_before(cache: Path | Manifest) -> Mapping[str, Any] | None:
+def labels_before(cache: Path) -> Mapping[str, Any] | None:
     """Return how the labels of a finished cache were read; None without a cache, or if it was relabelled.
 
     A damaged cache counts as none: opening it later raises the error.
     """
-    if isinstance(cache, Path):
-        try:
-            cache = Manifest.load(cache)
-        except TpucacheError:
-            return None
-    read = cache.source.get("labels")
-    return read if isinstance(read, dict) and not earlier_tables(cache) else None
+    try:
+        manifest = Manifest.load(cache)
+    except TpucacheError:
+        return None
+    read = manifest.source.get("labels")
+    return read if isinstance(read, dict) and not earlier_tables(manifest) else None
 
 
 def missing_texts(missing: Sequence[Any] | None) -> tuple[str, ...] | None:
@@ -82,16 +68,12 @@ def missing_texts(missing: Sequence[Any] | None) -> tuple[str, ...] | None:
     return tuple(str(value).strip() for value in missing) if missing else None
 
 
-def check_kind(kind: LabelKind, classes: Sequence[str] = ()) -> None:
-    """Raise UsageError for an unknown kind, and if `classes` are given for labels that are numbers."""
+def check_kind(kind: LabelKind, classes: Sequence[str] = (), separator: str | None = None) -> None:
+    """Raise UsageError for an unknown kind, and for classes, or a separator of their names, if labels are numbers."""
     if kind not in get_args(LabelKind):
         raise UsageError(f"labels must be one of {', '.join(get_args(LabelKind))}, not {kind!r}")
     if classes and kind == "numbers":
         raise UsageError("labels that are numbers have no classes: leave out --classes, or --labels numbers")
-
-
-def check_separator(kind: LabelKind, separator: str | None) -> None:
-    """Raise UsageError for a separator between names if labels are numbers."""
     if separator is not None and kind == "numbers":
         raise UsageError("--label-sep is for several names of classes: leave it out, or --labels numbers")
 
@@ -103,8 +85,10 @@ def class_names(classes: str | Path | Sequence[str] | None) -> tuple[str, ...]:
     """
     if classes is None:
         return ()
-    where = str(classes) if isinstance(classes, (str, Path)) else "classes"
-    names = _read_names(Path(classes)) if isinstance(classes, (str, Path)) else tuple(classes)
+    if isinstance(classes, (str, Path)):
+        where, names = str(classes), _read_names(Path(classes))
+    else:
+        where, names = "classes", tuple(classes)
     if not names or not all(isinstance(name, str) and name for name in names):
         raise UsageError(f"{where} has no class names: give a text file with one on each line, or a cache with classes")
     if twice := repeated(names):
@@ -165,23 +149,6 @@ class _LikeSource(DerivedSource):
         return dataclasses.replace(self.source.list(), like=self.like)
 
 
-def _check_like(reading: Reading, like: Mapping[str, Any], where: str) -> None:
-    """Raise SourceError if labels have another form than those of the cache that `like` describes."""
-    wanted, found = str(like.get("kind")), _FORMS.get(reading.form)
-    if found is None or wanted not in _KINDS:
-        return
-    if found != wanted:
-        raise SourceError(
-            f"{where}: a label is {_KINDS[found]}, and {_KINDS[wanted]} in {like['cache']}: {_LIKE_ADVICE[wanted]}"
-        )
-    values = like.get("columns")
-    if found == "numbers" and isinstance(values, int) and reading.length != values:
-        raise SourceError(
-            f"{where}: a label has {reading.length} numbers, and {values} in {like['cache']}: name the same columns "
-            "with --label-col, or leave --like out"
-        )
-
-
 class UnreadLabelError(SampleError):
     """A sample has no label, or one that cannot be converted to the kind of the other labels, such as a class."""
 
@@ -190,9 +157,9 @@ class UnreadLabelError(SampleError):
 class LabelledSource(DerivedSource):
     """The samples of another source, with labels of one kind. A sample does not load if its label cannot be converted.
 
-    If the listing has labels, all of them decide how labels are read. If labels are stored in the samples, some evenly
-    spread samples decide. If the labels of these samples are texts or lists of classes that are not known, all samples
-    are read to decide. Call `list` before the source is sent to workers.
+    If the listing has labels, all of them decide how labels are read. Otherwise some evenly spread samples decide, or
+    all samples if labels are texts or lists of classes that are not known. Call `list` before the source is sent to
+    workers.
     """
 
     source: Source
@@ -206,7 +173,9 @@ class LabelledSource(DerivedSource):
     def list(self) -> Listing:
         """Return the listing of the wrapped source, with its labels converted to one kind, and their classes."""
         listing, where = self.source.list(), repr(self)
-        asked = {**listing.asked, **({"classes": "given"} if self.classes else {})}
+        asked = dict(listing.asked)
+        if self.classes:
+            asked["classes"] = "given"
         if self.missing:
             asked["missing_label"] = [*self.missing]
         listing = dataclasses.replace(listing, asked=asked)
@@ -214,64 +183,50 @@ class LabelledSource(DerivedSource):
             self.reading = self._look(listing, where)
             return dataclasses.replace(listing, classes=self.reading.classes)
         self.reading = None
-        check = functools.partial(_check_like, like=listing.like, where=where)
-        return read_labels(listing, self.kind, self.classes, self.missing, where=where, check=check)
+        return read_labels(listing, self.kind, self.classes, self.missing, where=where)
 
     def load(self, sample: Sample) -> Item:
         """Load a sample from the wrapped source, and return its item with the label converted as `list` has decided."""
-        item = self.source.load(sample)
-        if self.reading is None:
+        item, reading = self.source.load(sample), self.reading
+        if reading is None:
             return item
-        label = plain(item.label)
-        if self.reading.form == "none":
-            return item if item.label is None else self._unexpected(item, sample)
-        try:
-            read = self.reading.read(label)
-        except LabelFault as fault:
-            raise UnreadLabelError(sample.path, str(fault)) from None
-        if read is not None:
-            return dataclasses.replace(item, label=read)
-        raise UnreadLabelError(
-            sample.path,
-            NO_LABEL_REASON
-            if label is None
-            else f"has the label {shown(label)}, which means no label (class numbers begin at 0; see "
-            "--missing-label): give it a label, or leave such samples out with --on-error skip",
+        value = plain(item.label)
+        label, fault = reading.read(value)
+        if reading.kind == "none" and fault and not self.before:
+            raise SourceError(
+                f"{sample.path!r} has the label {item.label!r:.80}, and the {_LOOKED_AT} samples that were looked at "
+                "have none: say with --labels how to read labels"
+            )
+        if reading.kind == "none":  # a label is compared with those of the cache later
+            return item if fault else dataclasses.replace(item, label=None)
+        if label is not None:
+            return dataclasses.replace(item, label=label)
+        stated = (
+            f"has the label {value!r:.80}, which means no label (class numbers begin at 0; see --missing-label): give "
+            "it a label, or leave such samples out with --on-error skip"
         )
-
-    def _unexpected(self, item: Item, sample: Sample) -> Item:
-        with contextlib.suppress(LabelFault):
-            if Reading("class", missing=self.missing).read(plain(item.label)) is None:
-                return dataclasses.replace(item, label=None)
-        if self.before:
-            return item  # it is compared with the labels of the cache later
-        raise SourceError(
-            f"{sample.path!r} has the label {shown(item.label)}, and the {_LOOKED_AT} samples that were looked at have "
-            "none: say with --labels how to read labels"
-        )
+        raise UnreadLabelError(sample.path, fault or (NO_LABEL_REASON if value is None else stated))
 
     def _look(self, listing: Listing, where: str) -> Reading:
         """Read the labels of some samples, and return how to read all labels."""
         samples, before, kind = listing.samples, self.before.get("kind"), self.kind
-        if before == "none" and kind == "auto":
-            return Reading("none", listing.classes, self.classes or listing.classes, missing=self.missing)
-        count = _LOOKED_AT_AGAIN if self.before else _LOOKED_AT
-        chosen = sorted({*np.linspace(0, max(0, len(samples) - 1), count).round().astype(int).tolist()})
-        is_all = len(chosen) >= len(samples)
-        values = self._labels_of([samples[at] for at in chosen[: len(samples)]])
-        if self.classes and not listing.classes and any(map(_has_text, values)):
+        most = _LOOKED_AT_AGAIN if self.before else _LOOKED_AT
+        count = 0 if (before, kind) == ("none", "auto") else min(most, len(samples))
+        values = self._labels_of([samples[at * len(samples) // count] for at in range(count)])
+        has_texts = any(isinstance(part, str) for value in values for part in _parts(value))
+        if self.classes and has_texts and not listing.classes:
             listing = dataclasses.replace(listing, classes=self.classes)
-        if kind == "auto" and before in _KINDS:
+        if kind == "auto" and before in ("classes", "multilabel", "numbers"):
             kind = before
-        lengths = {len(value) if isinstance(value, tuple) else 1 for value in values if value is not None}
+        lengths = {len(_parts(value)) for value in values if value is not None}
         has_lists = kind == "multilabel" and (len(lengths) > 1 or lengths == {1})  # the highest number is needed
-        is_known = is_all or kind == "numbers" or listing.value_names[1:] or listing.classes
-        if not is_known and (has_lists or any(map(_has_text, values))):
+        is_known = count == len(samples) or kind == "numbers" or listing.value_names[1:] or listing.classes
+        if not is_known and (has_lists or has_texts):
             _log.warning("%s: the labels are texts or lists: reading all samples to find their classes", where)
             values = self._labels_of(samples)
         reading = decide(values, listing, kind, self.classes, self.missing, where=where, is_all=False)
-        _check_like(reading, listing.like, where)
-        return dataclasses.replace(reading, form="class") if (reading.form, kind) == ("none", "classes") else reading
+        is_class = (reading.kind, kind) == ("none", "classes")
+        return dataclasses.replace(reading, kind="classes") if is_class else reading
 
     def _labels_of(self, samples: Sequence[Sample]) -> Sequence[Any]:
         values: list[Any] = []
@@ -283,5 +238,5 @@ class LabelledSource(DerivedSource):
         return values
 
 
-def _has_text(value: Any) -> bool:
-    return isinstance(value, str) or (isinstance(value, tuple) and any(isinstance(part, str) for part in value))
+def _parts(value: Any) -> tuple[Any, ...]:
+    return value if isinstance(value, tuple) else (value,)

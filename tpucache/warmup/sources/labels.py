@@ -1,22 +1,24 @@
 """What labels mean, the same for every source.
 
-A source states the raw label of each sample: None, a text, a number, a truth value, or a list of texts or numbers.
-`decide` says from many raw labels how all of them are read, and a `Reading` reads each of them; `read_labels`
-does both for a listing. labelled.py does it for labels that only the samples hold.
+A raw label is None, a text, a number, a truth value, or a list of texts or numbers. `decide` finds how all labels of a
+source are read, and a `Reading` reads each of them; `read_labels` does both for a listing. labelled.py does it for
+labels that only the samples hold.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import itertools
 import logging
 import math
 import re
+import sys
 import unicodedata
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
 from tpucache.errors import SourceError
@@ -29,8 +31,15 @@ UNLABELLED: Final = -1
 #: The most classes without names: each gets a name in the manifest.
 MOST_CLASSES: Final = 1 << 22
 
-Form = Literal["none", "class", "numbers", "marks", "indices"]
-
+#: What a label of each kind is, and what to do if labels are of another kind than those of the cache in --like.
+_KINDS: Final = {
+    "classes": ("one class", "give one class for each sample, or leave --like out"),
+    "multilabel": (
+        "several classes",
+        "give --label-sep if a cell has several names, and --labels multilabel if each has one",
+    ),
+    "numbers": ("one or several numbers", "give numbers, or leave --like out"),
+}
 _TRUTH: Final = ("False", "True")
 #: Texts that people write between several names in one cell.
 _SEPARATORS: Final = ("|", ";", ",", " ", "+", "&")
@@ -40,29 +49,28 @@ _log: Final = logging.getLogger("tpucache")
 
 
 class LabelFault(Exception):
-    """A label that cannot be read. The text is the rest of a sentence that begins with the sample's path."""
+    """A label that cannot be read. The text completes a sentence that begins with the sample's path."""
 
 
 def plain(value: Any) -> Any:
-    """Return a raw label in one form: None, a text, an int, a tuple of texts, or a tuple of floats (one: a number).
+    """Return a raw label as None, a text, a number, or a tuple of texts or of floats; any other value as a LabelFault.
 
-    A value that is none of these becomes a LabelFault, which `Reading.read` raises.
+    A list of one number is that number, and a list of None and NaN alone is None.
     """
     if is_nothing(value):
         return None
-    if isinstance(value, (str, int)):
+    if isinstance(value, (str, int, float)):
         return int(value) if isinstance(value, bool) else value
-    parts = [value] if isinstance(value, float) else value
-    if isinstance(parts, (list, tuple)):
-        if any(isinstance(part, str) for part in parts):
-            parts = [part for part in parts if not is_nothing(part)]
-            if all(isinstance(part, str) for part in parts):
-                return tuple(parts)
-        elif all(part is None or isinstance(part, (int, float)) for part in parts):
-            try:
-                return tuple(math.nan if part is None else float(part) for part in parts)
-            except OverflowError:
-                pass
+    if isinstance(value, (list, tuple)):
+        known = [part for part in value if not is_nothing(part)]
+        if all(isinstance(part, str) for part in known or value):
+            return tuple(known)
+        if not known:
+            return None
+        if all(part is None or isinstance(part, (int, float)) for part in value):
+            with contextlib.suppress(OverflowError):
+                numbers = tuple(math.nan if part is None else float(part) for part in value)
+                return numbers if len(numbers) > 1 else numbers[0]
     return LabelFault(f"has the label {value!r:.60}: give a number, a text, or a list of numbers or of texts")
 
 
@@ -70,328 +78,154 @@ def plain(value: Any) -> Any:
 class Reading:
     """How to read the labels of a source.
 
-    `form` is what a label is: a class, numbers, marks (a 0 or 1 for each class), or class numbers (`indices`). `names`
-    are the classes as the source numbers them, () if classes are only numbers, and `classes` are those of the listing.
-    `missing` are texts that mean no label; None: -1 means it among class numbers. With `by_value`, a number means the
-    class of that name, not the class at that position. With `has_lists`, numbers in lists are classes. `low` is the
-    mark of a class that a sample does not have: -1 in the columns of some data sets.
+    `names` are the classes as the source numbers them, () if classes are only numbers, and `classes` those of the
+    listing. `terms` has the name that a text or a number means: with `by_value`, what is spelled alike, otherwise the
+    name and its position. With a `length`, labels are that many numbers: values, or marks, a 1 for each class of the
+    sample and `low` for others. `missing` are texts and numbers that mean no label; with `skips_minus_one`, -1 does,
+    among class numbers. With `has_lists`, parts of lists are classes. `where` names the source.
     """
 
-    form: Form
+    kind: Literal["none", "classes", "numbers", "multilabel"] = "none"
     names: tuple[str, ...] = ()
+    terms: Mapping[Any, str] = field(default_factory=dict)
     classes: tuple[str, ...] = ()
     length: int = 0
-    missing: tuple[str, ...] | None = None
-    kind: LabelKind = "auto"
+    low: float = 0.0
+    missing: Collection[str | float] = ()
+    skips_minus_one: bool = False
     by_value: bool = False
     has_lists: bool = False
     is_int: bool = False
-    low: float = 0.0
+    where: str = ""
 
-    def read(self, value: Any) -> Label:
-        """Return the result of `plain` as a label, or None if it means no label."""
+    def warn(self, *texts: str) -> None:
+        """Log warnings about the source."""
+        for text in texts:
+            _log.warning("%s: %s", self.where, text)
+
+    def named(self, names: Sequence[str], **changes: Any) -> Reading:
+        """Return a reading with classes that a text or a position means."""
+        terms: dict[Any, str] = {**dict(enumerate(names)), **dict(zip(names, names, strict=True))}
+        return dataclasses.replace(self, names=tuple(names), terms=terms, **changes)
+
+    def read(self, value: Any) -> tuple[Label, str]:
+        """Return the label that a result of `plain` means, and why it cannot be read, or ""."""
+        try:
+            return self._read(value), ""
+        except LabelFault as fault:
+            return None, str(fault)
+
+    def _read(self, value: Any) -> Label:
         if isinstance(value, LabelFault):
             raise value
-        if value is None or self.form == "none" or self.is_stated(value):
+        if value is None or self.is_missing(value):
             return None
-        is_class = self.form in ("class", "indices") and not self.by_value
-        if is_class and self.missing is None and _single(value) == UNLABELLED:
-            return None
-        if self.form == "numbers":
+        if self.kind == "numbers":
             return self._numbers(value)
-        if self.form == "class":
-            return self._placed(self._class(value))
-        marks = [0.0] * len(self.classes)
-        for number in self._several(value):
-            marks[self._placed(number)] = 1.0
-        return tuple(marks)
-
-    def is_stated(self, label: Any) -> bool:
-        """Return whether a label is one of `missing`: the text, a number of the same value, or a class with that name.
-
-        A list is one if a part of it is, or if all are NaN. (A NaN among numbers is an unknown value.)
-        """
-        if not isinstance(label, tuple):
-            return self._is_stated(label, not self.by_value)
-        are_unknown = bool(label) and all(isinstance(part, float) and math.isnan(part) for part in label)
-        return are_unknown or any(self._is_stated(part, self.has_lists) for part in label)
-
-    def _is_stated(self, part: Any, is_place: bool) -> bool:
-        texts, numbers = self._stated
-        if isinstance(part, str):
-            is_number = bool(numbers) and not are_names([part]) and to_number(part) in numbers
-            return is_number or part.strip() in texts
-        return part in (self.gone if is_place and 0 <= part < len(self.names) else numbers)
-
-    def _class(self, value: Any) -> int:
-        if isinstance(value, tuple) and len(value) == 1:
-            value = value[0]
-        if isinstance(value, tuple):
-            if self.kind == "classes" and not self.has_lists and _are_marks([value]) and sum(value) == 1:
-                return value.index(1.0)
+        if not self.length and value == UNLABELLED and self.skips_minus_one:
+            return None
+        if self.kind == "none":
+            raise LabelFault(f"has the label {value!r:.80}, and other samples have none")
+        parts = self._marked(value) if self.length else _parts(value)
+        if self.kind == "classes":
+            if len(parts) == 1:
+                return self._place(parts[0])
             raise LabelFault(
-                f"has the label {shown(value)}: a class is one whole number or name. Give --labels multilabel if a "
+                f"has the label {value!r:.80}: a class is one whole number or name. Give --labels multilabel if a "
                 "sample may have several"
             )
-        if isinstance(value, str) or self.by_value:
-            return self._named(value)
-        if not _is_whole(value) or (self.is_int and isinstance(value, float)):
+        places = {self._place(part) for part in parts if part != UNLABELLED or not self.skips_minus_one}
+        return tuple(float(place in places) for place in range(len(self.classes)))
+
+    def is_missing(self, label: Any) -> bool:
+        """Return whether a label, or a part of it, is one of `missing`, or the position of a class with that name."""
+        is_class = self.has_lists or isinstance(label, int)
+        parts = (self.terms.get(part, part) if is_class else part for part in _parts(label))
+        return bool(self.missing) and any(_value(part) in self.missing for part in parts)
+
+    def _place(self, part: str | float) -> int:
+        """Return the position in `classes` that a text or a number means."""
+        key = _text(part) if self.by_value and not isinstance(part, str) else part
+        if key in self.terms:
+            name = self.terms[key]
+            if name in self._places:
+                return self._places[name]
             raise LabelFault(
-                f"has the label {shown(value)}, and the labels looked at are whole numbers: a class is one whole "
-                "number or name. Give --labels numbers if labels are values"
-            )
-        if not 0 <= value < (len(self.names) or MOST_CLASSES):
-            raise LabelFault(f"has the label {int(value)!r:.40}: {class_range(len(self.names))}")
-        return int(value)
-
-    def _named(self, value: Any) -> int:
-        text = value if isinstance(value, str) else _text(value)
-        if text not in self._positions and self.by_value and not are_names(self.names):
-            number = to_number(text)
-            text = text if number is None else _text(number)
-        if text in self._positions:
-            return self._positions[text]
-        if not self.names:
-            raise LabelFault(
-                f"has the label {value!r:.60}, and most labels are numbers: give --labels classes if all labels are "
-                "names"
-            )
-        raise LabelFault(f"has the label {value!r:.60}, which is none of the classes {name_some(self.names)}")
-
-    def _numbers(self, value: Any) -> Label:
-        if isinstance(value, int) and self.names:
-            value = self.names[value] if 0 <= value < len(self.names) else value
-        if isinstance(value, str):
-            number = to_number(value)
-            if number is None or not math.isfinite(number):
-                raise LabelFault(f"has the label {value!r:.60}, which is no number")
-            value = number
-        values = value if isinstance(value, tuple) else (float(value),)
-        if any(isinstance(each, str) or math.isinf(each) for each in values):  # in a vector, some may be unknown
-            raise LabelFault(f"has the label {shown(value)}, which is no finite number")
-        if len(values) != self.length:
-            raise LabelFault(f"has a label of {len(values)} numbers, and most samples have {self.length}")
-        return values
-
-    def _several(self, value: Any) -> Collection[int]:
-        if self.form == "marks":
-            if not isinstance(value, tuple) or len(value) != self.length or not {*value} <= {self.low, 1.0}:
-                several = f"the labels of a sample are a {self.low:g} or 1 for each class, {self.length} in all"
-                raise LabelFault(f"has the label {shown(value)}: {several}")
-            return [number for number, mark in enumerate(value) if mark == 1]
-        if not isinstance(value, tuple):
-            return [self._class(value)]
-        found = {
-            self._positions.get(part) if isinstance(part, str) else _position(part, len(self.names))
-            for part in value
-            if part != UNLABELLED or self.missing is not None
-        }
-        numbers = [number for number in found if number is not None]
-        if len(numbers) < len(found):
-            raise LabelFault(f"has the labels {shown(value)}, not all of which are classes: {name_some(self.names)}")
-        return numbers
-
-    def _placed(self, number: int) -> int:
-        """Return the position in `classes` of the class at the position `number` in `names`."""
-        if not self.names or self.names == self.classes:
-            return number
-        place = self._places[number]
-        if place is None:
-            raise LabelFault(
-                f"has the class {self.names[number]!r}, which is none of the {len(self.classes):,} given classes: "
+                f"has the class {name!r}, which is none of the {len(self.classes):,} given classes: "
                 f"{name_some(self.classes)}. Add it, or leave its samples out"
             )
-        return place
-
-    @functools.cached_property
-    def _stated(self) -> tuple[Collection[str], Collection[float]]:
-        texts = {*(self.missing or ())}
-        return texts, {number for text in texts if (number := to_number(text)) is not None}
-
-    @functools.cached_property
-    def gone(self) -> Collection[int]:
-        """The positions in `names` of those that mean no label."""
-        texts, numbers = self._stated
-        values = numbers if numbers and not are_names(self.names) else ()
-        return {
-            number
-            for number, name in enumerate(self.names if texts else ())
-            if name.strip() in texts or (values and to_number(name) in values)
-        }
-
-    @functools.cached_property
-    def _positions(self) -> Mapping[str, int]:
-        return {name: number for number, name in enumerate(self.names)}
-
-    @functools.cached_property
-    def _places(self) -> Sequence[int | None]:
-        places = {name: number for number, name in enumerate(self.classes)}
-        return [places.get(name) for name in self.names]
-
-
-def _find_reading(values: Sequence[Any], plainly: Reading, where: str, is_all: bool) -> Reading:
-    """Return how to read raw labels. `plainly` has what the user and the source state.
-
-    With `is_all`, the `values` are those of all samples.
-    """
-    if {*map(type, values)} == {int}:
-        values = list(dict.fromkeys(values))  # the frequency of a value does not matter
-    kind, names = plainly.kind, plainly.names
-    readable = (value for value in values if value is not None and not isinstance(value, LabelFault))
-    known = [value for value in readable if not plainly.is_stated(value)]
-    if not known:
-        return plainly
-    texts = [value for value in known if isinstance(value, str)]
-    lists = [value for value in known if _is_list(value) or (plainly.has_lists and isinstance(value, tuple))]
-    if not names and all(value == () for value in known):
-        raise SourceError(
-            f"{where}: all labels looked at are empty lists: give the labels, or leave them out (--drop with their "
-            "column; in Python None)"
-        )
-    if plainly.has_lists or any(isinstance(part, str) for value in lists for part in value):
-        return _several_names_reading(known, lists, plainly, where)
-    if kind == "numbers":
-        return _values_reading(known, plainly)
-    if kind == "multilabel" and not lists:
-        return _sets_of_one(known, plainly, where)
-    if texts and kind == "auto" and not names and 2 * len(texts) <= len(known):
-        known = [value for value in known if not isinstance(value, str)]  # a few texts count as faults of their samples
-    elif texts:
-        return _text_reading(known, plainly, where)
-    singles = [value for value in known if isinstance(value, int)]
-    if kind == "auto" and len(singles) == len(known) - len(lists) > len(lists):
-        known, lists = singles, []  # a few lists among class numbers count as faults of their samples
-    is_single = not lists or kind == "classes"
-    return _single_reading(known, plainly, where, is_all) if is_single else _list_reading(known, plainly, where)
-
-
-def _values_reading(known: Sequence[Any], plainly: Reading) -> Reading:
-    """Return how to read labels as numbers: as many as most labels have."""
-    length = _lengths(known).most_common(1)[0][0]
-    names = () if any(map(_is_list, known)) else plainly.names
-    return dataclasses.replace(plainly, form="numbers", names=names, length=length)
-
-
-def _lengths(known: Sequence[Any]) -> Counter[int]:
-    return Counter(len(value) if isinstance(value, tuple) else 1 for value in known)
-
-
-def _several_names_reading(known: Sequence[Any], lists: Sequence[Any], plainly: Reading, where: str) -> Reading:
-    """Return how to read lists of texts, or of class numbers whose names are stated."""
-    kind, names = plainly.kind, plainly.names
-    if kind == "numbers":
-        raise SourceError(f"{where}: labels are lists of texts, which are classes: leave out --labels numbers")
-    if kind == "classes":
-        ones = [value[0] if isinstance(value, tuple) and len(value) == 1 else value for value in known]
-        ones = [value for value in ones if not isinstance(value, tuple)]  # longer lists are faults of their samples
-        if not ones:
-            raise SourceError(
-                f"{where}: labels are lists of texts, such as {shown(known[0])}, and a class is one name: give "
-                "--labels multilabel"
+        if isinstance(part, str) and not self.names:
+            raise LabelFault(
+                f"has the label {part!r:.60}, and most labels are numbers: give --labels classes if all labels are "
+                "names"
             )
-        return _text_reading(ones, plainly, where)
-    texts = [value for value in known if isinstance(value, str)]
-    if len(lists) + len(texts) < len(known) or (texts and kind != "multilabel"):
-        others = [value for value in known if not isinstance(value, tuple)] or known
-        raise SourceError(
-            f"{where}: some labels are lists of texts and others are not, such as {shown(others[0])}: give a list of "
-            "texts for each sample, or --labels multilabel if a text alone is the only class"
+        if isinstance(part, str) or self.by_value:
+            raise LabelFault(f"has the label {part!r:.60}, which is none of the classes {name_some(self.names)}")
+        if not _is_whole(part) or (self.is_int and isinstance(part, float)):
+            raise LabelFault(
+                f"has the label {part!r}, and the labels looked at are whole numbers: a class is one whole number or "
+                "name. Give --labels numbers if labels are values"
+            )
+        if not self.names and 0 <= part < MOST_CLASSES:
+            return int(part)
+        valid = (
+            f"the {len(self.names):,} classes are 0 to {len(self.names) - 1:,}"
+            if self.names
+            else f"class numbers are 0 to {MOST_CLASSES - 1:,}; number the classes from 0, give their names, or give "
+            "--labels numbers if labels are values"
         )
-    parts = {part for value in lists for part in value if isinstance(part, str)} | {*texts}
-    own, missing = names or in_order(parts), plainly.missing
-    if not names:
-        _tell_of_words({name for name in parts if name.strip().lower() in MISSING_WORDS}, where)
-        _tell_of_alike(parts, where)
-    if missing is None and not names and are_counted_from_minus_one(_values_of(own)):
-        missing = (str(UNLABELLED),)
-    return dataclasses.replace(plainly, form="indices", names=own, missing=missing)
+        raise LabelFault(f"has the label {int(part)!r:.40}: {valid}")
+
+    @functools.cached_property
+    def _places(self) -> Mapping[str, int]:
+        return {name: place for place, name in enumerate(self.classes)}
+
+    def _numbers(self, value: Any) -> tuple[float, ...]:
+        value = self.terms.get(value, value) if isinstance(value, int) else value
+        number = _number(value)
+        numbers = _parts(number)
+        # In a vector, some numbers may be unknown.
+        if is_nothing(number) or any(isinstance(each, str) or abs(each) > sys.float_info.max for each in numbers):
+            raise LabelFault(f"has the label {value!r:.80}, which is no number, or not a finite one")
+        if len(numbers) != self.length:
+            raise LabelFault(f"has a label of {len(numbers)} numbers, and most samples have {self.length}")
+        return tuple(map(float, numbers))
+
+    def _marked(self, value: Any) -> Sequence[int]:
+        if not isinstance(value, tuple) or len(value) != self.length or not {*value} <= {self.low, 1.0}:
+            raise LabelFault(
+                f"has the label {value!r:.80}: the labels of a sample are a {self.low:g} or 1 for each class, "
+                f"{self.length} in all"
+            )
+        return [number for number, mark in enumerate(value) if mark == 1]
 
 
-def _sets_of_one(known: Sequence[Any], plainly: Reading, where: str) -> Reading:
-    """Return how to read labels of one class each as the only class of several possible ones."""
-    known = [value for value in known if plainly.missing is not None or _single(value) != UNLABELLED] or known
-    if any(isinstance(value, str) for value in known):
-        reading = dataclasses.replace(_text_reading(known, plainly, where), form="indices")
-    elif plainly.names and all(isinstance(value, int) for value in known):
-        reading = dataclasses.replace(plainly, form="indices")
-    else:
-        return _list_reading(known, plainly, where)
-    _log.warning(
-        "%s: each sample has one name, such as %r, and --labels multilabel reads it as its only class: where a name is "
-        "several, give lists of names, or --label-sep in a table", where, max(reading.names, key=len, default=""),
-    )  # fmt: skip
-    return reading
-
-
-def _text_reading(known: Sequence[Any], plainly: Reading, where: str) -> Reading:
-    """Return how to read texts, perhaps beside numbers, as one class each, or as values if they are other numbers.
-
-    With stated names, a text is the name of a class. Otherwise whole numbers are classes in numerical order, and names,
-    such as 007, in alphabetical order. NA and the like mean no label among numbers.
-    """
-    if plainly.names:
-        return dataclasses.replace(plainly, form="class")
-    kind, missing = plainly.kind, plainly.missing
-    texts = {value for value in known if isinstance(value, str)}
-    kept = _without_words(texts, where)
-    gone = [*(missing or ()), *(text.strip() for text in texts - kept)]
-    others = () if kind == "auto" else (value for value in known if not isinstance(value, str))
-    labels = kept | {_text(_single(value) or 0) for value in others}
-    if are_names(labels):
-        _tell_of_joined(labels, where)
-        names = tuple(sorted(labels))
-    else:
-        numbers = {number for text in labels if math.isfinite(number := to_number(text) or 0)}
-        if missing is None and are_counted_from_minus_one(numbers):
-            gone, numbers = [*gone, str(UNLABELLED)], numbers - {UNLABELLED}
-        if kind == "auto" and not (numbers and all(map(_is_whole, numbers))):
-            return dataclasses.replace(plainly, form="numbers", length=1, missing=tuple(gone) or missing)
-        names = tuple(map(_text, sorted(numbers)))
-    return dataclasses.replace(plainly, form="class", names=names, missing=tuple(gone) or missing, by_value=True)
-
-
-def _single_reading(known: Sequence[Any], plainly: Reading, where: str, is_all: bool) -> Reading:
-    """Return how to read single numbers. Numbers that are not finite count as faults of their samples."""
-    found = [number for value in known if (number := _single(value)) is not None]
-    numbers = [number for number in found if isinstance(number, int) or math.isfinite(number)] or found
-    values = dataclasses.replace(plainly, form="numbers", length=1)
-    reading = dataclasses.replace(plainly, form="class")
-    if plainly.kind == "auto" and not all(map(_is_whole, numbers)):
-        return values
-    if plainly.names:
-        return reading
-    if not is_all and plainly.kind == "auto":
-        if 2 * sum(isinstance(value, int) for value in known) >= len(known):
-            return dataclasses.replace(reading, is_int=True)
-        counted = {*numbers} - {UNLABELLED}
-        return reading if len(counted) > 1 and counted == {*range(len(counted))} else values
-    are_floats = len(found) == len(known) and any(isinstance(value, tuple) for value in known)
-    return _text_reading([*map(_text, found)], plainly, where) if is_all and are_floats else reading
-
-
-def _list_reading(known: Sequence[Any], plainly: Reading, where: str) -> Reading:
-    kind, names = plainly.kind, plainly.names
-    several = [value if isinstance(value, tuple) else (value,) for value in known]
-    lengths = _lengths(known)
-    length, count = lengths.most_common(1)[0]
-    parts = {part for value in several for part in value}
-    are_marks = length > 1 and _are_marks([value for value in several if len(value) == length])
-    are_indices = not are_marks and all(_position(part, MOST_CLASSES) is not None for part in parts)
-    if kind == "multilabel" and are_indices and (len(lengths) > 1 or length < 2):
-        own = names or tuple(map(str, range(int(max(parts, default=-1)) + 1)))
-        return dataclasses.replace(plainly, form="indices", names=own)
-    if kind == "auto" and (2 * count <= len(known) or (are_indices and len(lengths) > 1)):
-        raise SourceError(
-            f"{where}: labels are lists of different lengths, {', '.join(map(str, sorted(lengths)))} numbers. If the "
-            "numbers are classes, give --labels multilabel. If they are values, give every sample equally many, or "
-            "give --labels numbers, which refuses samples with more or fewer than most have"
+def read_labels(
+    listing: Listing,
+    kind: LabelKind = "auto",
+    classes: tuple[str, ...] = (),
+    missing: tuple[str, ...] | None = None,
+    *,
+    where: str,
+) -> Listing:
+    """Return a listing with labels and classes as `decide` says. A label that cannot be read becomes a `fault`."""
+    known = [sample.label for sample in listing.samples if sample.label is not None]
+    if not listing.classes and known and all(isinstance(label, bool) for label in known):
+        listing = dataclasses.replace(listing, classes=_TRUTH)
+    values = [plain(sample.label) for sample in listing.samples]
+    reading = decide([*values, *map(plain, listing.more_labels)], listing, kind, classes, missing, where=where)
+    once = {value: reading.read(value) for value in dict.fromkeys(values)}
+    samples, lost = list(listing.samples), 0
+    for at, (value, sample) in enumerate(zip(values, listing.samples, strict=True)):
+        label, fault = once[value]
+        lost += label is None and not fault and _number(value) == UNLABELLED
+        if fault or label != sample.label or type(label) is not type(sample.label):
+            samples[at] = dataclasses.replace(sample, label=label, fault=sample.fault or fault)
+    if lost and missing is None and reading.kind != "none":
+        reading.warn(
+            f"{lost} samples have the label -1 or NaN, which means no label: --missing-label names other values"
         )
-    are_flags = parts == {-1.0, 1.0} and length > 1
-    if kind == "multilabel" or are_marks or (are_flags and names):
-        own = names if len(names) == length else tuple(map(str, range(length)))
-        low = -1.0 if are_flags else 0.0
-        return dataclasses.replace(plainly, form="marks", names=own, length=length, low=low)
-    return _values_reading(known, plainly)
+    return dataclasses.replace(listing, samples=samples, classes=reading.classes, more_labels=())
 
 
 def decide(
@@ -404,200 +238,278 @@ def decide(
     where: str,
     is_all: bool = True,
 ) -> Reading:
-    """Return how to read the labels of a listing, with the classes in the order that the user gives.
+    """Return how to read the labels of a listing.
 
-    `classes` are the user's, and the texts `missing` mean no label.
+    `values` are results of `plain`; with `is_all`, those of all samples. `kind`, `classes` and `missing`, texts that
+    mean no label, are the user's. Raises SourceError for labels that do not fit these or the cache in --like.
     """
     columns = listing.value_names if len(listing.value_names) > 1 else ()
     names = columns or listing.classes
-    if missing is None and str(UNLABELLED) in classes and not any(isinstance(value, int) for value in values):
-        missing = ()
-    elif (
-        missing is None
-        and kind != "numbers"
-        and is_all
-        and not columns
-        and are_counted_from_minus_one(_values_of(names))
-    ):
-        missing = (str(UNLABELLED),)
-    singles = (str, LabelFault, type(None))
-    if (
-        kind == "auto"
-        and classes
-        and not names
-        and all(
-            isinstance(v, singles) or (isinstance(v, tuple) and len(v) == 1 and isinstance(v[0], float)) for v in values
+    is_class = str(UNLABELLED) in classes and not any(isinstance(value, int) for value in values)
+    skips_minus_one = missing is None and not is_class
+    if skips_minus_one and is_all and kind != "numbers" and not columns and _begin_at_minus_one(names):
+        missing, skips_minus_one = (str(UNLABELLED),), False
+    if kind == "auto" and classes and not names:
+        may_be_names = (str, float, LabelFault, type(None))
+        kind = "classes" if all(isinstance(value, may_be_names) for value in values) else kind
+    plainly = Reading(
+        missing={*map(_value, missing or ())},
+        skips_minus_one=skips_minus_one,
+        has_lists=listing.has_class_lists,
+        where=where,
+    ).named(names)
+    if {*map(type, values)} == {int}:
+        values = list(dict.fromkeys(values))  # the frequency of a value does not matter
+    readable = (value for value in values if value is not None and not isinstance(value, LabelFault))
+    known = [value for value in readable if not plainly.is_missing(value)]
+    reading = _find_reading(known, plainly, kind, is_all) if known else plainly
+    if reading.kind == "numbers" and classes:
+        some = name_some(classes)
+        raise SourceError(f"{where}: labels are numbers, none of the classes {some}: leave out --classes")
+    if reading.kind == "classes" and not reading.names:
+        reading = reading.named(classes)
+    _check_like(reading, listing.like)
+    own = [name for name in reading.names if not names or reading.length or not reading.is_missing(name)]
+    return dataclasses.replace(reading, classes=classes or tuple(own))
+
+
+def _find_reading(known: Sequence[Any], plainly: Reading, kind: LabelKind, is_all: bool) -> Reading:
+    """Return how to read labels; `plainly` has what is known before."""
+    texts = {part for value in known for part in _parts(value) if isinstance(part, str)}
+    words = {text for text in texts if text.strip().lower() in MISSING_WORDS}
+    if words and texts > words and not plainly.names and None not in map(to_number, texts - words):
+        plainly.warn(f"{', '.join(map(repr, sorted(words)))} among numbers means no label")
+        plainly = dataclasses.replace(plainly, missing={*plainly.missing, *map(_value, words)})
+        known = [value for value in known if not plainly.is_missing(value)]
+    if not plainly.names and all(value == () for value in known):
+        raise SourceError(
+            f"{plainly.where}: all labels looked at are empty lists: give the labels, or leave them out (--drop with "
+            "their column; in Python None)"
         )
-    ):
-        kind = "classes"
-    plainly = Reading("none", names, missing=missing, kind=kind, has_lists=listing.has_class_lists)
-    reading = _find_reading(values, plainly, where, is_all)
-    if classes and reading.form == "numbers":
-        raise SourceError(f"{where}: labels are numbers, none of the classes {name_some(classes)}: leave out --classes")
-    known = () if reading.form == "numbers" else reading.names
-    if names and reading.form in ("class", "indices") and not columns:
-        known = tuple(name for number, name in enumerate(known) if number not in reading.gone)
-    _tell_of_one_hot(reading, values, where)
-    return dataclasses.replace(reading, classes=classes or known)
+    if texts and any(isinstance(part, str) for value in known if isinstance(value, tuple) for part in value):
+        plainly = dataclasses.replace(plainly, has_lists=True)
+    if kind == "auto":
+        return _likely_reading(known, plainly, is_all)
+    if kind == "classes":
+        return _class_reading(known, plainly, is_all)
+    if kind == "multilabel":
+        return _several_reading(known, plainly, kind)
+    if plainly.has_lists:
+        raise SourceError(f"{plainly.where}: labels are lists of texts, which are classes: leave out --labels numbers")
+    return _values_reading(known, plainly)
 
 
-def read_labels(
-    listing: Listing,
-    kind: LabelKind = "auto",
-    classes: tuple[str, ...] = (),
-    missing: tuple[str, ...] | None = None,
-    *,
-    where: str,
-    check: Callable[[Reading], object] = lambda _: None,
-) -> Listing:
-    """Return a listing with its raw labels read, and their classes. A label that cannot be read becomes a `fault`.
+def _likely_reading(known: Sequence[Any], plainly: Reading, is_all: bool) -> Reading:
+    """Return how to read labels by what most of them are; others are faults of their samples."""
+    lists = [value for value in known if isinstance(value, tuple)]
+    texts = [value for value in known if isinstance(value, str)]
+    numbers = [value for value in known if isinstance(value, (int, float))]
+    if plainly.has_lists:
+        return _several_reading(known, plainly, "auto")
+    if texts and (plainly.names or 2 * len(texts) > len(known)):
+        return _single_reading(texts, plainly, is_all)
+    if lists and (len(lists) >= len(numbers) or any(isinstance(value, float) for value in numbers)):
+        return _list_reading([*lists, *numbers], plainly, "auto")
+    return _single_reading(numbers, plainly, is_all)
 
-    `check` is called with the Reading. The other arguments are those of `decide`.
+
+def _single_reading(known: Sequence[Any], plainly: Reading, is_all: bool) -> Reading:
+    """Return how to read texts, or numbers: as classes if they are names or whole."""
+    are_texts = isinstance(known[0], str)
+    if are_texts and (plainly.names or are_names(known)):
+        return _class_reading(known, plainly, is_all)
+    numbers = {number for value in known if abs(number := _number(value)) < math.inf}
+    if not numbers or not all(map(_is_whole, numbers)):
+        return _values_reading(known, plainly)
+    if are_texts or is_all or plainly.names:
+        return _class_reading(known, plainly, is_all)
+    is_int = 2 * sum(isinstance(value, int) for value in known) >= len(known)
+    counted = numbers - {UNLABELLED}
+    if is_int or (len(counted) > 1 and counted == {*range(len(counted))}):
+        return dataclasses.replace(plainly, kind="classes", is_int=is_int)
+    return _values_reading(known, plainly)
+
+
+def _values_reading(known: Sequence[Any], plainly: Reading) -> Reading:
+    """Return how to read labels as numbers, as many as most have."""
+    return dataclasses.replace(plainly, kind="numbers", names=(), length=_lengths(known).most_common(1)[0][0])
+
+
+def _class_reading(known: Sequence[Any], plainly: Reading, is_all: bool) -> Reading:
+    """Return how to read labels as one class each; if all are lists, each has a single 1."""
+    ones = [_parts(value)[0] for value in known if len(_parts(value)) == 1]
+    if any(isinstance(value, (str, float) if is_all else str) for value in ones):
+        return _named_reading(ones, plainly, "classes")
+    if not ones and plainly.has_lists:
+        raise SourceError(
+            f"{plainly.where}: labels are lists of texts, such as {known[0]!r:.80}, and a class is one name: give "
+            "--labels multilabel"
+        )
+    return dataclasses.replace(plainly, kind="classes", length=0 if ones else _lengths(known).most_common(1)[0][0])
+
+
+def _several_reading(known: Sequence[Any], plainly: Reading, kind: LabelKind) -> Reading:
+    """Return how to read labels as any number of classes each."""
+    known = [value for value in known if value != UNLABELLED or not plainly.skips_minus_one] or known
+    parts = [part for value in known for part in _parts(value)]
+    are_lists = plainly.has_lists or any(isinstance(value, tuple) for value in known)
+    others = [part for part in parts if not isinstance(part, str)]
+    if not plainly.has_lists and (are_lists or (len(others) == len(parts) and not plainly.names)):
+        return _list_reading(known, plainly, "multilabel")
+    if kind == "auto":
+        others += [value for value in known if isinstance(value, str)]
+    if are_lists and others and not plainly.names:
+        raise SourceError(
+            f"{plainly.where}: some labels are lists of texts and others are not, such as {others[0]!r:.80}: give a "
+            "list of texts for each sample, or --labels multilabel if a text alone is the only class"
+        )
+    reading = _named_reading(parts, plainly, "multilabel")
+    if not are_lists and float not in map(type, known):
+        reading.warn(
+            f"each sample has one name, such as {max(reading.names, key=len, default='')!r}, and --labels multilabel "
+            "reads it as its only class: where a name is several, give lists of names, or --label-sep in a table"
+        )
+    return reading
+
+
+def _list_reading(known: Sequence[Any], plainly: Reading, kind: LabelKind) -> Reading:
+    """Return how to read lists of numbers: as classes, marks or values."""
+    known = [value for value in known if not isinstance(value, str)]
+    lengths = _lengths(known)
+    length, count = lengths.most_common(1)[0]
+    usual = {value for value in map(_parts, known) if len(value) == length}
+    parts = {part for value in known for part in _parts(value)}
+    are_marks = length > 1 and all({*value} <= {0.0, 1.0} for value in usual)
+    are_places = not are_marks and all(_is_whole(part) and 0 <= part < MOST_CLASSES for part in parts)
+    if kind == "multilabel" and are_places and (len(lengths) > 1 or length < 2):
+        names = plainly.names or tuple(map(str, range(int(max(parts, default=-1)) + 1)))
+        return plainly.named(names, kind=kind)
+    if kind == "auto" and (2 * count <= len(known) or (are_places and len(lengths) > 1)):
+        raise SourceError(
+            f"{plainly.where}: labels are lists of different lengths, {', '.join(map(str, sorted(lengths)))} numbers. "
+            "If the numbers are classes, give --labels multilabel. If they are values, give every sample equally many, "
+            "or give --labels numbers, which refuses samples with more or fewer than most have"
+        )
+    are_flags = parts == {-1.0, 1.0} and length > 1
+    if not (kind == "multilabel" or are_marks or (are_flags and plainly.names)):
+        return _values_reading(known, plainly)
+    if kind == "auto" and len(usual) > 1 and {*map(sum, usual)} == {1}:
+        plainly.warn(
+            f"each sample has a 1 for exactly one of {length} classes. They are read as samples with several labels: "
+            "give --labels classes where one class is meant, --labels numbers for values"
+        )
+    names = plainly.names if len(plainly.names) == length else tuple(map(str, range(length)))
+    return plainly.named(names, kind="multilabel", length=length, low=-1.0 if are_flags else 0.0)
+
+
+def _named_reading(parts: Sequence[str | float], plainly: Reading, kind: Literal["classes", "multilabel"]) -> Reading:
+    """Return how to read texts, perhaps beside numbers, as names of classes.
+
+    Whole numbers are in numerical order, and names, such as 007, in alphabetical order.
     """
-    raw = [sample.label for sample in listing.samples]
-    known = [value for value in raw if value is not None]
-    if not listing.classes and known and all(isinstance(value, bool) for value in known):
-        listing = dataclasses.replace(listing, classes=_TRUTH)
-    values = list(map(plain, raw))
-    seen = [*values, *map(plain, listing.more_labels)] if listing.more_labels else values
-    reading = decide(seen, listing, kind, classes, missing, where=where)
-    check(reading)
-
-    def read(value: Any) -> Label | LabelFault:
-        try:
-            return reading.read(value)
-        except LabelFault as fault:
-            return fault
-
-    once = {value: read(value) for value in dict.fromkeys(values)}
-    samples = []
-    for sample, value in zip(listing.samples, values, strict=True):
-        label, fault = once[value], sample.fault
-        if isinstance(label, LabelFault):
-            label, fault = None, fault or str(label)
-        is_same = label == sample.label and type(label) is type(sample.label) and fault == sample.fault
-        samples.append(sample if is_same else dataclasses.replace(sample, label=label, fault=fault))
-    lost = sum(value is not None and once[value] is None and _is_minus_one(value) for value in values)
-    if lost and missing is None and reading.form != "none":
-        _log.warning(
-            "%s: %d samples have the label -1 or NaN, which means no label: --missing-label names other values",
-            where, lost,
-        )  # fmt: skip
-    return dataclasses.replace(listing, samples=samples, classes=reading.classes, more_labels=())
-
-
-def _without_words(texts: Collection[str], where: str) -> set[str]:
-    """Return the texts that are labels, without words such as NA and nan if all other texts are numbers.
-
-    Warns of words and texts that a user may have meant otherwise.
-    """
-    distinct = {*texts}
-    words = {text for text in distinct if text.strip().lower() in MISSING_WORDS}
-    others = distinct - words
-    if words and others and all(to_number(text) is not None for text in others):
-        distinct = others
-        _log.warning("%s: %s among numbers means no label", where, ", ".join(map(repr, sorted(words))))
+    if plainly.names:
+        return dataclasses.replace(plainly, kind=kind)
+    missing = plainly.missing
+    texts = {part for part in parts if isinstance(part, str)}
+    spelled = texts | {_text(part) for part in parts if not isinstance(part, str)}
+    if are_names(spelled):
+        terms = {text: text for text in spelled}
+        plainly.warn(*_doubts(texts))
+        if kind == "classes":
+            plainly.warn(*_doubts_of_one(texts))
     else:
-        _tell_of_words(words, where)
-    _tell_of_alike(distinct, where)
-    numbers = sum(to_number(name) is not None for name in distinct)
-    if numbers and 2 * numbers >= len(distinct) and are_names(distinct):
-        odd = next((name for name in sorted(distinct) if to_number(name) is None), min(distinct))
-        _log.warning("%s: %r is not a number, so all labels are names of classes", where, odd)
-    return distinct
+        if plainly.skips_minus_one and _begin_at_minus_one(spelled):
+            missing = {*missing, UNLABELLED}
+        numbers = {text: number for text in spelled if abs(number := _number(text)) < math.inf}
+        terms = {text: _text(number) for text, number in numbers.items() if number not in missing}
+    names = in_order(terms.values())
+    return dataclasses.replace(
+        plainly,
+        kind=kind,
+        names=names,
+        terms={**terms, **dict(zip(names, names, strict=True))},
+        missing=missing,
+        skips_minus_one=False,
+        by_value=True,
+    )
 
 
-def _tell_of_words(words: Collection[str], where: str) -> None:
-    if words:
-        shown_ = ", ".join(map(repr, sorted(words)))
-        _log.warning("%s: %s is a class: if it means that there is no label, give --missing-label", where, shown_)
+def _check_like(reading: Reading, like: Mapping[str, Any]) -> None:
+    """Raise SourceError for labels of another form than those of the cache that `like` describes."""
+    wanted, found = like.get("kind"), reading.kind
+    if found not in _KINDS or wanted not in _KINDS:
+        return
+    (what, advice), (now, _) = _KINDS[str(wanted)], _KINDS[found]
+    if found != wanted:
+        raise SourceError(f"{reading.where}: a label is {now}, and {what} in {like['cache']}: {advice}")
+    values = like.get("columns")
+    if found == "numbers" and isinstance(values, int) and reading.length != values:
+        raise SourceError(
+            f"{reading.where}: a label has {reading.length} numbers, and {values} in {like['cache']}: name the same "
+            "columns with --label-col, or leave --like out"
+        )
 
 
-def _tell_of_alike(names: Collection[str], where: str) -> None:
+def _doubts(names: Collection[str]) -> Iterator[str]:
+    """Yield what users may have meant otherwise in names of classes."""
+    if words := sorted(name for name in names if name.strip().lower() in MISSING_WORDS):
+        yield f"{', '.join(map(repr, words))} is a class: if it means that there is no label, give --missing-label"
     alike: dict[str, str] = {}
     for name in sorted(names):
         plainly = " ".join(unicodedata.normalize("NFC", name).split()).casefold()
         if (other := alike.setdefault(plainly, name)) != name and to_number(name) is None:
-            _log.warning(
-                "%s: %r and %r are different classes: write them alike if they are meant to be one", where, other, name
-            )
+            yield f"{other!r} and {name!r} are different classes: write them alike if they are meant to be one"
             break
+    others = sorted(name for name in names if to_number(name) is None)
+    if len(others) < len(names) >= 2 * len(others):
+        odd = (others or [min(names)])[0]
+        yield f"{odd!r} is not a number, so all labels are names of classes"
 
 
-def _tell_of_joined(names: Collection[str], where: str) -> None:
-    """Warn of class names that are probably several names, or numbers with a comma."""
+def _doubts_of_one(names: Collection[str]) -> Iterator[str]:
+    """Yield which name may be several, or a number with a comma."""
     if listed := find_list(names):
-        _log.warning(
-            "%s: the list %.60r is one class: write names with a separator, and give --label-sep", where, listed
-        )
+        yield f"the list {listed!r:.60} is one class: write names with a separator, and give --label-sep"
         return
     commas = sorted(name for name in names if _DECIMAL_COMMA.fullmatch(name))
     if commas and all(name in commas or to_number(name) is not None for name in names):
-        _log.warning("%s: %r is the name of a class: write a point where it is a number", where, commas[0])
+        yield f"{commas[0]!r} is the name of a class: write a point where it is a number"
         return
     known = {name.strip() for name in names}
     for separator, name in itertools.product(_SEPARATORS, sorted(names)):
         parts = [part.strip() for part in name.split(separator) if part.strip()]
         if len(parts) > 1 and known.issuperset(parts):
-            _log.warning(
-                "%s: %.60r is a class of its own, besides those of its parts: --label-sep %r reads it as several",
-                where, name, separator,
-            )  # fmt: skip
+            which = f"{name!r:.60} is a class of its own, besides those of its parts"
+            yield f"{which}: --label-sep {separator!r} reads it as several"
             return
 
 
-def _tell_of_one_hot(reading: Reading, values: Sequence[Any], where: str) -> None:
-    marks = {value for value in values if isinstance(value, tuple)}
-    is_one_hot = len(marks) > 1 and _are_marks([*marks]) and all(sum(value) == 1 for value in marks)
-    if reading.kind == "auto" and reading.form == "marks" and is_one_hot:
-        _log.warning(
-            "%s: each sample has a 1 for exactly one of %d classes. They are read as samples with several labels: give "
-            "--labels classes where one class is meant, --labels numbers for values", where, len(reading.names),
-        )  # fmt: skip
+def _begin_at_minus_one(names: Collection[str]) -> bool:
+    """Return whether names are numbers, with 0 and -1 and none below: -1 then means no label."""
+    numbers = () if are_names(names) else {*map(_number, names)}
+    return UNLABELLED in numbers and 0 in numbers and not any(number < UNLABELLED for number in numbers)
 
 
-def are_counted_from_minus_one(numbers: Collection[float]) -> bool:
-    """Return whether -1 and 0 are among `numbers`, and none is below -1: then -1 means no label."""
-    return UNLABELLED in numbers and 0 in numbers and min(numbers) == UNLABELLED
+def _parts(value: Any) -> tuple[Any, ...]:
+    return value if isinstance(value, tuple) else (value,)
 
 
-def _values_of(names: Collection[str]) -> Collection[float]:
-    """Return the numbers that all of these names are, () if they are names."""
-    return () if are_names(names) else {number for name in names if (number := to_number(name)) is not None}
+def _lengths(values: Sequence[Any]) -> Counter[int]:
+    return Counter(len(_parts(value)) for value in values)
 
 
-def class_range(classes: int) -> str:
-    """Return text that states the valid class numbers if there are `classes` classes; 0: their number is unknown."""
-    if classes:
-        return f"the {classes:,} classes are 0 to {classes - 1:,}"
-    return (
-        f"class numbers are 0 to {MOST_CLASSES - 1:,}; number the classes from 0, give their names, or give --labels "
-        "numbers if labels are values"
-    )
+def _value(part: str | float) -> str | float:
+    """Return what to compare with `Reading.missing`: a number, or a text that is none, such as 007 or nan."""
+    if isinstance(part, str) and (are_names([part]) or math.isnan(_number(part))):
+        return part.strip()
+    number: float = _number(part)
+    return number
 
 
-def _is_list(value: Any) -> bool:
-    return isinstance(value, tuple) and (len(value) != 1 or isinstance(value[0], str))
-
-
-def _is_minus_one(value: Any) -> bool:
-    return to_number(value) == UNLABELLED if isinstance(value, str) else _single(value) == UNLABELLED
-
-
-def _single(value: Any) -> int | float | None:
-    """Return a value that is a number, or the only number of a vector; None for any other value."""
-    if isinstance(value, tuple):
-        value = value[0] if len(value) == 1 else None
-    return value if isinstance(value, (int, float)) else None
-
-
-def _are_marks(values: Sequence[Any]) -> bool:
-    return all(isinstance(value, tuple) and len(value) > 1 and {*value} <= {0.0, 1.0} for value in values)
-
-
-def _position(value: Any, classes: int) -> int | None:
-    """Return a class number below `classes` as an int, or None for any other value."""
-    return int(value) if isinstance(value, (int, float)) and _is_whole(value) and 0 <= value < classes else None
+def _number(value: Any) -> Any:
+    """Return the number in a text, or NaN; any other value unchanged."""
+    number = to_number(value) if isinstance(value, str) else value
+    return math.nan if number is None else number
 
 
 def _is_whole(value: float) -> bool:
@@ -606,10 +518,3 @@ def _is_whole(value: float) -> bool:
 
 def _text(value: float) -> str:
     return str(int(value)) if _is_whole(value) else repr(value)
-
-
-def shown(value: Any) -> str:
-    """Return a label as text for messages."""
-    if isinstance(value, tuple) and len(value) == 1:
-        value = value[0]
-    return f"{value!r:.80}"
