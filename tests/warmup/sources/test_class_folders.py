@@ -14,7 +14,7 @@ from made import build_here, png, write
 
 from tpucache.errors import SourceError, UsageError
 from tpucache.store.cache import Cache
-from tpucache.warmup.sources import TableOptions, open_source, select_source
+from tpucache.warmup.sources import TableOptions, label_source, open_source, select_source
 
 KINDS = ("folder", "zip", "tar")
 
@@ -172,12 +172,13 @@ def test_two_folders_whose_files_pair_up_are_images_and_masks(tmp_path: Path, na
         ("HR/1 HR/2 LR/1 LR/2", "the folders 'HR', 'LR' become classes, and their files have the same names"),
         ("part1/1 part2/2", "the folders 'part1', 'part2' become classes: if they are pieces"),
         ("cat1/1 cat2/2", ""),
+        ("Cat/1 cat/2", "'Cat' and 'cat' are different classes"),
     ],
 )
 def test_what_may_be_no_class_is_told_of(
     tmp_path: Path, names: str, told: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    open_source(_make(tmp_path, "folder", *(f"{name}.png" for name in names.split()))).list()
+    label_source(open_source(_make(tmp_path, "folder", *(f"{name}.png" for name in names.split()))), "auto").list()
     assert told in caplog.text if told else not caplog.text
 
 

@@ -258,6 +258,7 @@ def decide(
         has_lists=listing.has_class_lists,
         where=where,
     ).named(names)
+    plainly.warn(*_doubts(listing.classes))
     if {*map(type, values)} == {int}:
         values = list(dict.fromkeys(values))  # the frequency of a value does not matter
     readable = (value for value in values if value is not None and not isinstance(value, LabelFault))
