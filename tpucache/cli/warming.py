@@ -234,7 +234,7 @@ def wanted(options: argparse.Namespace) -> tuple[Recipe, BuildOptions]:
 
 
 def selected_source(options: argparse.Namespace) -> Source:
-    check_kind(options.labels, separator=options.label_sep)
+    check_kind(options.labels, options.label_sep)
     source = _opened(options.source, options)
     source = source if options.like is None else like_source(source, options.like)
     return select_source(source, limit=options.limit, include=options.include, exclude=options.exclude)

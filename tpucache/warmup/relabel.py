@@ -82,7 +82,7 @@ def relabel_cache(
     if options.mask_col is not None or options.root is not None or options.rle_cols:
         raise UsageError("masks and the folder of images are for a warmup: leave --mask-col, --root and rle_cols out")
     names = class_names(classes)
-    check_kind(labels, names, options.label_sep)
+    check_kind(labels, options.label_sep, names)
     is_read_otherwise = labels != "auto" or bool(names)
     if not options.label_cols and is_read_otherwise:
         raise UsageError("--labels and --classes need a column of labels: name it with --label-col")

@@ -44,7 +44,7 @@ def label_source(
     The texts `missing` mean no label. With `before`, a result of `labels_before`, labels are read as they were for that
     cache. Raises UsageError for an unknown kind, for `classes` of numbers, and if `missing` is a single text.
     """
-    check_kind(kind, classes)
+    check_kind(kind, classes=classes)
     return LabelledSource(source, kind, tuple(classes), missing_texts(missing), before or {})
 
 
@@ -68,7 +68,7 @@ def missing_texts(missing: Sequence[Any] | None) -> tuple[str, ...] | None:
     return tuple(str(value).strip() for value in missing) if missing else None
 
 
-def check_kind(kind: LabelKind, classes: Sequence[str] = (), separator: str | None = None) -> None:
+def check_kind(kind: LabelKind, separator: str | None = None, classes: Sequence[str] = ()) -> None:
     """Raise UsageError for an unknown kind, and for classes, or a separator of their names, if labels are numbers."""
     if kind not in get_args(LabelKind):
         raise UsageError(f"labels must be one of {', '.join(get_args(LabelKind))}, not {kind!r}")
