@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import tarfile
-
 import numpy as np
 import pytest
 from made import build_here, tar_of, write
@@ -85,21 +83,6 @@ def test_labels_in_json_and_captions(tmp_path):
     assert several.classes == several.value_names == ("x", "y")
     with pytest.raises(SourceError, match="no column 'none': there are 'x', 'y'"):
         open_source(path, TableOptions(label_cols=("none",))).list()
-
-
-def test_a_folder_means_what_a_tar_with_its_files_means(tmp_path):
-    samples = [{"png": _pixels(n), "mask.png": _pixels(n), "json": {"label": n, "a": n}, "txt": "x"} for n in (1, 2)]
-    path = _write(tmp_path / "a.tar", samples)
-    with tarfile.open(path) as file:
-        file.extractall(tmp_path / "files", filter="data")
-    tar, folder = (open_source(tmp_path / name) for name in ("a.tar", "files"))
-    first, second = tar.list(), folder.list()
-    for here, there in zip(first.samples, second.samples, strict=True):
-        assert (here.path, here.label, here.bytes) == (there.path, there.label, there.bytes)
-        assert tar.load(here) == folder.load(there)
-    assert [{name: [*column] for name, column in each.columns.items()} for each in (first, second)] == [
-        {"a": [1, 2], "txt": ["x", "x"]}
-    ] * 2
 
 
 def test_boxes_of_yolo_are_told_of_and_a_text_alone_is_no_sample(tmp_path, caplog):

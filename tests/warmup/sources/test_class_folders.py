@@ -252,10 +252,12 @@ def test_a_flat_folder_in_an_archive_has_no_classes(tmp_path: Path, kind: str) -
 def _meaning(source: Path) -> object:
     """Return what a source means, or that it is refused."""
     try:
-        listing = open_source(source).list()
+        opened = open_source(source)
+        listing = opened.list()
     except SourceError as error:
         return re.sub(r"'.*?'|\S*/\S*", "", str(error))
-    return listing.classes, bool(listing.doubt), sorted((Path(one.path).name, one.label) for one in listing.samples)
+    found = [(Path(one.path).name, one.label, opened.load(one).fields) for one in listing.samples]
+    return listing.classes, bool(listing.doubt), sorted(found, key=str), list(listing.columns)
 
 
 _PARTS = ("cat", "dog", "train", "val", "@eaDir", "data", ".hidden", "a b")
@@ -269,6 +271,7 @@ def test_random_folders_mean_the_same_on_disk_and_in_archives_that_list_files_al
         folder = "".join(f"{_PARTS[place]}/" for place in random.randint(0, len(_PARTS), random.randint(0, 4)))
         names.append(f"{folder}{number}.{'png' if random.rand() < 0.8 else 'txt'}")
         names += [f"{folder}empty{number}/"] if random.rand() < 0.2 else []
+        names += [f"{folder}{number}.cls"] if random.rand() < 0.2 and names[-1].endswith(".png") else []
     folder = _make(tmp_path, "folder", *names)
     with zipfile.ZipFile(tmp_path / "data.zip", "w") as archive, tarfile.open(tmp_path / "data.tar", "w") as tar:
         for name in names:
