@@ -17,7 +17,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -29,6 +29,7 @@ from tpucache.store.ahead import Threads
 from tpucache.store.fields import Field
 from tpucache.store.files import ThreadLock
 
+T = TypeVar("T")
 Allocate = Callable[[tuple[int, ...], np.dtype[Any]], Array]
 
 # A buffer is freed if neither the last 64 batches nor the last 30 seconds needed it. A new one costs as much as several
@@ -141,6 +142,16 @@ class BufferPool:
             return [array[:rows] for array in buffer.arrays]
         loan = _Loan(buffer, self._free)
         return [loan.view(array[:rows]) for array in buffer.arrays]
+
+    def lend_filled(self, rows: int, fill: Callable[..., T], *arguments: Any) -> tuple[list[Array], T]:
+        """Call `fill(buffer, *arguments)`. Return what `lend` returns for this buffer, and what `fill` returned."""
+        buffer = self.take()
+        try:
+            result = fill(buffer, *arguments)
+        except BaseException:
+            self.give_back(buffer)
+            raise
+        return self.lend(buffer, rows), result
 
     def _free_unused(self) -> None:
         for _ in range(self._unused):
