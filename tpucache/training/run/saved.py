@@ -54,7 +54,9 @@ def load_last(run: Path) -> dict[str, Any]:
 def read_json(path: Path, kind: type[Kind]) -> Kind | None:
     """Return the object in a JSON file as an instance of a dataclass; None if there is no such file."""
     try:
-        return read_as(kind, parse_object(read_file(path), path.name), path.name)
+        content = parse_object(read_file(path), path.name)
+        check_types(content, kind, path.name)  # a wrong value says more than a missing one
+        return read_as(kind, content, path.name)
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (FormatError, OSError) as error:
