@@ -75,38 +75,30 @@ import sys
 from pathlib import Path
 import numpy as np
 from tpucache import CachedDataset
-from tpucache.progress import Progress
-from tpucache.training.device import open_device
-from tpucache.training.prediction import predict_values
-from tpucache.training.options import PredictOptions
-from tpucache.training.prediction import Predictor
+from tpucache.training import PredictOptions, Predictor, open_device, predict
 
 cache, run, cores, output = sys.argv[1:]
 device = open_device("xla", int(cores))
 predictor = Predictor([Path(run)], device, trust=["tiny_models:tiny"])
-found, compiles = {{}}, []
 for count in {counts}:
-    dataset = CachedDataset(cache, 0, np.arange(count) * 7 % 150)
-    found[str(count)] = predict_values(predictor, [dataset], 8, 2, Progress(count, "predict", "images"))
-    compiles.append(device.counters().compiles)
-dataset = CachedDataset(cache)
+    predict(predictor, [CachedDataset(cache, 0, np.arange(count) * 7 % 150)], f"{{output}}/{{count}}.csv", 8)
+    print(device.counters().compiles)
 both = Predictor([Path(run)], device, ["tiny_models:tiny"], PredictOptions(flip_tta=True))
-found["flipped"] = predict_values(both, [dataset], 8, 2, Progress(len(dataset), "predict", "images"))
-np.savez(output, compiles=compiles, **found)
+predict(both, [CachedDataset(cache)], f"{{output}}/flipped.csv", 8)
 """
 
 
 @pytest.mark.xla
 @pytest.mark.parametrize("cores", [*thorough(1), 8])
 def test_values_on_xla_are_those_of_plain_torch_and_one_graph_makes_them(cache, folds, on_xla, tmp_path, cores):
-    on_xla(ON_XLA.format(counts=COUNTS[1:]), cache, folds[0], cores, tmp_path / "found.npz", devices=cores)
-    found = np.load(tmp_path / "found.npz")
-    assert set(found["compiles"]) == {found["compiles"][0]}
+    compiles = on_xla(ON_XLA.format(counts=COUNTS[1:]), cache, folds[0], cores, tmp_path, devices=cores).split()
+    assert compiles == len(COUNTS[1:]) * compiles[:1]
     for count in COUNTS[1:]:
-        np.testing.assert_allclose(found[str(count)], plain(folds[0], many(cache, count)), atol=1e-5)
+        found = values_of(rows_of(tmp_path / f"{count}.csv"))
+        np.testing.assert_allclose(found, plain(folds[0], many(cache, count)), atol=1e-5)
     both = [plain(folds[0], CachedDataset(cache), mirrored) for mirrored in (False, True)]
     assert np.abs(both[0] - both[1]).max() > 1e-4
-    np.testing.assert_allclose(found["flipped"], np.mean(both, 0), atol=1e-5)
+    np.testing.assert_allclose(values_of(rows_of(tmp_path / "flipped.csv")), np.mean(both, 0), atol=1e-5)
 
 
 @pytest.mark.slow

@@ -30,4 +30,4 @@ from tpucache.training.run.state import Watcher as Watcher
 from tpucache.training.run.report import TrainReport as TrainReport
 from tpucache.training.options import RunOptions as RunOptions
 from tpucache.training.settings import TrainSettings as TrainSettings
-from tpucache.training.watch.tensorboard import TensorBoard as TensorBoard
+from tpucache.training.watch import TensorBoard as TensorBoard

@@ -73,8 +73,8 @@ _BASE: Final = 256
 #: The largest norm of the gradients of a regression: the squared errors of outliers have no bound.
 _REGRESSION_CLIP: Final = 1.0
 
-#: Settings whose defaults are in the table, with their names in messages.
-_NAMES: Final = {"lr": "lr", "weight_decay": "weight decay", "schedule": "schedule"}
+#: The default schedule.
+_SCHEDULE: Final[ScheduleName] = "one-cycle"
 
 #: How a rate scales with the batch size.
 ScaleRule = Literal["none", "linear", "sqrt"]
@@ -94,7 +94,6 @@ class Defaults(NamedTuple):
     rate: float
     scale: ScaleRule
     weight_decay: float
-    schedule: ScheduleName
     source: str
     of_small: tuple[tuple[int, float], ...] = ()
 
@@ -116,27 +115,27 @@ _DEEP_SMALL: Final = ((2 * _LEAST_SHARE - 1, 0.00625),)
 
 #: The defaults by optimizer, kind of normalisation layers, and whether the run begins with given weights.
 _TABLE: Final[dict[tuple[str, Family, bool], Defaults]] = {
-    ("sgd", "batch norm", False): Defaults(0.14, "sqrt", 5e-4, "one-cycle", _WIDE, _WIDE_SMALL),
-    ("sgd", "batch norm", True): Defaults(0.02, "linear", 1e-4, "one-cycle", _TUNED),
-    ("sgd", "many batch norms", False): Defaults(0.1, "linear", 5e-4, "one-cycle", _DEEP, _DEEP_SMALL),
-    ("sgd", "many batch norms", True): Defaults(0.02, "linear", 1e-4, "one-cycle", _TUNED),
-    ("sgd", "layer norm", False): Defaults(0.03, "linear", 1e-4, "one-cycle", "ViT's, arXiv:2010.11929"),
-    ("sgd", "layer norm", True): Defaults(0.003, "linear", 1e-4, "one-cycle", _TUNED),
-    ("sgd", "no norm", False): Defaults(0.01, "linear", 5e-4, "one-cycle", "VGG's, arXiv:1409.1556"),
-    ("sgd", "no norm", True): Defaults(0.001, "linear", 5e-4, "one-cycle", _TUNED),
-    ("adamw", "batch norm", False): Defaults(8.4e-3, "none", 0.05, "one-cycle", _FASTAI_TWICE),
-    ("adamw", "batch norm", True): Defaults(6e-4, "sqrt", 0.05, "one-cycle", _TUNED),
-    ("adamw", "many batch norms", False): Defaults(6e-3, "sqrt", 0.05, "one-cycle", _FASTAI),
-    ("adamw", "many batch norms", True): Defaults(6e-4, "sqrt", 0.05, "one-cycle", _TUNED),
-    ("adamw", "layer norm", False): Defaults(1.4e-3, "none", 0.05, "one-cycle", _CONVNEXT),
-    ("adamw", "layer norm", True): Defaults(2e-4, "sqrt", 0.05, "one-cycle", _TUNED),
-    ("adamw", "no norm", False): Defaults(1e-3, "sqrt", 0.01, "one-cycle", "torch's own"),
-    ("adamw", "no norm", True): Defaults(1e-4, "sqrt", 0.01, "one-cycle", _TUNED),
+    ("sgd", "batch norm", False): Defaults(0.14, "sqrt", 5e-4, _WIDE, _WIDE_SMALL),
+    ("sgd", "batch norm", True): Defaults(0.02, "linear", 1e-4, _TUNED),
+    ("sgd", "many batch norms", False): Defaults(0.1, "linear", 5e-4, _DEEP, _DEEP_SMALL),
+    ("sgd", "many batch norms", True): Defaults(0.02, "linear", 1e-4, _TUNED),
+    ("sgd", "layer norm", False): Defaults(0.03, "linear", 1e-4, "ViT's, arXiv:2010.11929"),
+    ("sgd", "layer norm", True): Defaults(0.003, "linear", 1e-4, _TUNED),
+    ("sgd", "no norm", False): Defaults(0.01, "linear", 5e-4, "VGG's, arXiv:1409.1556"),
+    ("sgd", "no norm", True): Defaults(0.001, "linear", 5e-4, _TUNED),
+    ("adamw", "batch norm", False): Defaults(8.4e-3, "none", 0.05, _FASTAI_TWICE),
+    ("adamw", "batch norm", True): Defaults(6e-4, "sqrt", 0.05, _TUNED),
+    ("adamw", "many batch norms", False): Defaults(6e-3, "sqrt", 0.05, _FASTAI),
+    ("adamw", "many batch norms", True): Defaults(6e-4, "sqrt", 0.05, _TUNED),
+    ("adamw", "layer norm", False): Defaults(1.4e-3, "none", 0.05, _CONVNEXT),
+    ("adamw", "layer norm", True): Defaults(2e-4, "sqrt", 0.05, _TUNED),
+    ("adamw", "no norm", False): Defaults(1e-3, "sqrt", 0.01, "torch's own"),
+    ("adamw", "no norm", True): Defaults(1e-4, "sqrt", 0.01, _TUNED),
 }
 
 #: What a regression has instead if its gradients are clipped: they stay stable at a higher rate (docs/numbers.md).
 _OF_REGRESSION: Final[dict[tuple[str, Family, bool], Defaults]] = {
-    ("adamw", "layer norm", False): Defaults(2.8e-3, "none", 0.05, "one-cycle", _CONVNEXT_CLIPPED),
+    ("adamw", "layer norm", False): Defaults(2.8e-3, "none", 0.05, _CONVNEXT_CLIPPED),
 }
 
 
@@ -268,26 +267,23 @@ def decide_rates(
 
     The settings must have an optimizer, unless `make_optimizer` makes it.
     """
-    found = find_defaults(settings, model, make_optimizer, is_regression, needs_rate=settings.lr is None)
+    found = find_defaults(settings, model, make_optimizer, is_regression)
+    if settings.lr is None and math.isnan(found.rate):
+        raise UsageError("an optimizer of your own has no default learning rate: give lr")
     return replace(
         settings,
         lr=found.lr(settings.batch) if settings.lr is None else settings.lr,
         weight_decay=found.weight_decay if settings.weight_decay is None else settings.weight_decay,
-        schedule=found.schedule if settings.schedule is None else settings.schedule,
+        schedule=settings.schedule or _SCHEDULE,
     )
 
 
 def find_defaults(
-    settings: TrainSettings,
-    model: nn.Module,
-    make_optimizer: OptimizerMaker | None = None,
-    is_regression: bool = False,
-    *,
-    needs_rate: bool = True,
+    settings: TrainSettings, model: nn.Module, make_optimizer: OptimizerMaker | None, is_regression: bool
 ) -> Defaults:
     """Return the defaults for a run: a row of the tables, or those of the optimizer that `make_optimizer` makes."""
     if make_optimizer is not None:
-        return _own_defaults(make_optimizer, needs_rate)
+        return _own_defaults(make_optimizer)
     if settings.optimizer is None:
         raise UsageError(
             "the settings have no optimizer, on which the defaults depend: give optimizer, for example 'adamw'"
@@ -313,16 +309,21 @@ def describe_rates(
     make_optimizer: OptimizerMaker | None = None,
     is_regression: bool = False,
 ) -> str:
-    found = find_defaults(settings, model, make_optimizer, is_regression, needs_rate=False)
-    usual = {"lr": found.lr(settings.batch), "weight_decay": found.weight_decay, "schedule": found.schedule}
-    others = [text for name, text in _NAMES.items() if getattr(settings, name) != usual[name]]
+    found = find_defaults(settings, model, make_optimizer, is_regression)
+    usual = found.lr(settings.batch)
+    are_usual = {
+        "lr": settings.lr == usual,
+        "weight decay": settings.weight_decay == found.weight_decay,
+        "schedule": settings.schedule == _SCHEDULE,
+    }
+    others = [name for name, is_usual in are_usual.items() if not is_usual]
     name = optimizer_name(make_optimizer) if settings.optimizer is None and make_optimizer else settings.optimizer
-    is_scaled = settings.lr == usual["lr"] == found.scaled(settings.batch) != found.rate
+    is_scaled = settings.lr == usual == found.scaled(settings.batch) != found.rate
     scaled = f" ({found.rate:.3g} for a batch of 256, {found.scale})" if is_scaled else ""
     values = f"{name}, lr {settings.peak_lr:.3g}{scaled}, weight decay {settings.weight_decay:g}, {settings.schedule}"
     if settings.clip is not None:
         values += f", gradients clipped to a norm of {settings.clip:g}"
-    if len(others) == len(_NAMES):
+    if not any(are_usual.values()):
         return f"{values}: as given"
     begun = "with given weights" if settings.weights is not None else "from random weights"
     of_model = "" if make_optimizer is not None else f" for a model with {find_family(model)}, {begun}"
@@ -349,19 +350,15 @@ def describe_precision(settings: TrainSettings, device: Device) -> str:
     return f"{settings.precision}: given; {default} is {of_device}"
 
 
-def _own_defaults(make_optimizer: OptimizerMaker, needs_rate: bool) -> Defaults:
+def _own_defaults(make_optimizer: OptimizerMaker) -> Defaults:
+    """Return the defaults of an optimizer of the user's own; the rate is NaN if it has none."""
     parameters: Mapping[str, inspect.Parameter] = {}
     with contextlib.suppress(TypeError, ValueError):  # callables written in C may have no signature
         parameters = inspect.signature(make_optimizer).parameters
-    known = {
-        name: parameters[name].default
-        for name in ("lr", "weight_decay")
-        if name in parameters and isinstance(parameters[name].default, (int, float))
-    }
-    if needs_rate and "lr" not in known:
-        raise UsageError("an optimizer of your own has no default learning rate: give lr")
-    decay = float(known.get("weight_decay", 0.0))
-    return Defaults(float(known.get("lr", 0.0)), "none", decay, "one-cycle", "the optimizer's own")
+    known = {name: each.default for name, each in parameters.items() if isinstance(each.default, (int, float))}
+    return Defaults(
+        float(known.get("lr", math.nan)), "none", float(known.get("weight_decay", 0)), "the optimizer's own"
+    )
 
 
 def _kind_of_norm(module: nn.Module) -> Family | None:

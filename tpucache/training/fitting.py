@@ -26,7 +26,7 @@ from tpucache.training.run.saved import SavedRun
 from tpucache.training.run.state import Row
 from tpucache.training.settings import TrainSettings
 from tpucache.training.tasks.regression import InLabelUnits, Regression
-from tpucache.training.watch.notebook import notebook_watchers
+from tpucache.training.watch import notebook_watchers
 from tpucache.training.weights import load_checkpoint
 
 Data = CachedDataset | str | Path

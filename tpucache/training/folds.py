@@ -52,13 +52,12 @@ class Fold:
 class Folds:
     """All folds of a cache, and the folder of the run that trains them.
 
-    `dataset` has the validation samples of all folds, `train_set` all samples that any fold trains on.
+    `dataset` has the validation samples of all folds.
     """
 
     run: Path
     dataset: CachedDataset
     folds: Sequence[Fold]
-    train_set: CachedDataset
 
 
 def open_all_folds(run: str | Path, train_set: CachedDataset, valid_set: CachedDataset, resume: bool) -> Folds:
@@ -78,8 +77,7 @@ def open_all_folds(run: str | Path, train_set: CachedDataset, valid_set: CachedD
     ]
     validated = np.sort(np.concatenate([split.valid for split in splits.values()]))
     dataset = valid_set if len(validated) == len(valid_set) else valid_set.select(validated)
-    trained = np.unique(np.concatenate([split.train for split in splits.values()]))
-    return Folds(run, dataset, folds, train_set.select(trained))
+    return Folds(run, dataset, folds)
 
 
 def _check_whole(train_set: CachedDataset, valid_set: CachedDataset) -> None:

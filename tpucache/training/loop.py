@@ -47,8 +47,7 @@ from tpucache.training.run.report import (
 )
 from tpucache.training.run.state import Losses, Row, RunState, StepPlan, make_plan
 from tpucache.training.settings import AUTO, TrainSettings
-from tpucache.training.watch.curves import drawn_curves
-from tpucache.training.watch.tensorboard import TensorBoard
+from tpucache.training.watch import TensorBoard, drawn_curves
 from tpucache.training.weights import InitialWeights, initial_weights
 
 _WATCHED: Final = ("images_per_second", "waited", "device_idle")

@@ -36,7 +36,7 @@ from tpucache.training.learner import Learner, preserved
 from tpucache.training.run.files import continued_settings, hold_run
 from tpucache.training.schedule import constant
 from tpucache.training.settings import TrainSettings
-from tpucache.training.watch.curves import RangeTest, save_range_test, smooth
+from tpucache.training.watch import RangeTest, save_range_test, smooth
 from tpucache.training.weights import InitialWeights, initial_weights, write_result
 
 _LAG: Final = 16  # a loss is read this many steps later, as in a run

@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import collections
 import csv
-import itertools
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import numpy as np
 
@@ -54,6 +53,9 @@ from tpucache.training.run.report import (
     read_report,
     unfinished_report,
 )
+from tpucache.training.run.state import VALID, metric_columns
+
+Content = TypeVar("Content")
 
 _SHOWN: Final = 200  # characters of the reason in a message, at most
 # Errors from reading values of files that do not belong together.
@@ -61,11 +63,10 @@ _MISFITS: Final = (LookupError, TypeError, ValueError, AttributeError, Arithmeti
 
 _HUES: Final = {"training": 260, "validation": 50, "rate": 150}
 _POINTS: Final = 600  # points in a curve of single steps, at most
-_LOSS, _COUNT, _VALID = "valid_loss", "valid_samples", "valid_"
+_LOSS: Final = f"{VALID}loss"
 _MATRIX: Final = 30  # classes of a confusion matrix, at most: a larger one cannot be read
 _PAIRS: Final = 20
 _COLUMNS: Final = 6  # values of a sample in a caption, at most
-_NAME: Final = 11  # characters of a name in the report's lines
 _NAMED: Final = 4  # classes of a mask in a caption, at most
 
 
@@ -116,8 +117,7 @@ class _Run:
 
     @property
     def metrics(self) -> list[str]:
-        names = dict.fromkeys(itertools.chain.from_iterable(self.rows))
-        return [name for name in names if name.startswith(_VALID) and name != _COUNT]
+        return metric_columns(self.rows)
 
     def points(self, name: str) -> list[tuple[float, float]]:
         return [(row["step"], row[name]) for row in self.rows if name in row and "step" in row]
@@ -130,52 +130,39 @@ def _read_run(folder: Path) -> _Run:
     if report is None:
         seconds, wall = read_account(folder)
         report = replace(unfinished_report(), seconds=seconds, wall_seconds=wall)
-    return _Run(folder, _read_info(folder / INFO_NAME), report, _read_rows(folder), _read_arrays(folder))
+    info = _read(folder / INFO_NAME, lambda path: parse_object(read_file(path), path.name))
+    rows, arrays = _read(folder / HISTORY_NAME, _rows), _read(folder / VALIDATION_NAME, _arrays)
+    return _Run(folder, info or {}, report, rows or [], arrays or {})
 
 
-def _read_info(path: Path) -> Mapping[str, Any]:
+def _read(path: Path, parse: Callable[[Path], Content]) -> Content | None:
+    """Return what `parse` returns for a file; None if there is no such file."""
+    if not path.exists():
+        return None
     try:
-        return parse_object(read_file(path), path.name)
-    except FileNotFoundError:
-        return {}
-    except (OSError, FormatError) as error:
-        raise _unreadable(path, error) from error
+        return parse(path)
+    except Exception as error:  # zipfile and numpy raise many things for a damaged file
+        text = " ".join(str(error).split())[:_SHOWN]
+        raise TrainingError(f"{path} cannot be read: {text}. Copy the run again") from error
 
 
-def _read_rows(folder: Path) -> Sequence[Mapping[str, float]]:
-    path = folder / HISTORY_NAME
-    try:
-        with open_text(path, newline="") as file:
-            rows = [{name: float(value) for name, value in row.items() if value} for row in csv.DictReader(file)]
-    except FileNotFoundError:
-        return []
-    except (OSError, ValueError, TypeError, csv.Error) as error:
-        raise _unreadable(path, error) from error
+def _rows(path: Path) -> Sequence[Mapping[str, float]]:
+    with open_text(path, newline="") as file:
+        rows = [{name: float(value) for name, value in row.items() if value} for row in csv.DictReader(file)]
     if any(abs(value) > LARGEST for row in rows for value in row.values()):
-        raise _unreadable(path, "it has a number that is too large")
+        raise FormatError("it has a number that is too large")
     return rows
 
 
-def _read_arrays(folder: Path) -> dict[str, Array]:
-    path = folder / VALIDATION_NAME
-    if not path.exists():
-        return {}
-    try:
-        with open_file(path) as file:
-            check_stored(file)
-            with np.load(file, allow_pickle=False) as archive:
-                arrays = {name: np.asarray(archive[name]) for name in archive.files}
-    except Exception as error:  # zipfile and numpy raise many things for a damaged file
-        raise _unreadable(path, error) from error
+def _arrays(path: Path) -> Mapping[str, Array]:
+    with open_file(path) as file:
+        check_stored(file)
+        with np.load(file, allow_pickle=False) as archive:
+            arrays = {name: np.asarray(archive[name]) for name in archive.files}
     for name, array in arrays.items():
         if array.dtype.kind not in "iuf" or not np.abs(array.astype(np.float64)).max(initial=0) <= LARGEST:
-            raise _unreadable(path, f"{name}, of dtype {array.dtype}, has values that are too large or not numbers")
+            raise FormatError(f"{name}, of dtype {array.dtype}, has values that are too large or not numbers")
     return arrays
-
-
-def _unreadable(path: Path, reason: object) -> TrainingError:
-    text = " ".join(str(reason).split())[:_SHOWN]
-    return TrainingError(f"{path} cannot be read: {text}. Copy the run again")
 
 
 # A run of all folds.
@@ -230,7 +217,7 @@ def _part(run: _Run, samples: int, cache: str | Path | None) -> Part:
 
 
 def _plain(name: str) -> str:
-    return name.removeprefix(_VALID)
+    return name.removeprefix(VALID)
 
 
 def _curves(note: str, charts: Sequence[Block]) -> list[Section]:
@@ -266,10 +253,10 @@ def _seconds(report: TrainReport | FoldsReport) -> list[Section]:
 
 
 def _pace(report: TrainReport) -> Section:
-    pace, lines = report.pace, report.lines(epochs=False)[:-1]  # without the advice
+    pace = report.pace
     replay = f"by {pace.ceiling_idle:.1%}" if pace.ceiling_idle is not None else "not measured"
     pairs = [
-        *((line[:_NAME].strip(), line[_NAME:]) for line in lines),
+        *report.figures().items(),
         ("hint: the loop waited for data", f"{pace.waited:.1%}, also while the device still had work"),
         ("hint: slower than a replay", replay),
     ]

@@ -8,7 +8,7 @@ import io
 import itertools
 import logging
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -97,18 +97,12 @@ class Predictor:
             raise UsageError(
                 "the runs predict maps, whose logits and features are not written: leave --logits and --features out"
             )
-        self._images = {run.folder: run.images for run in saved}
-        self._learned_from = [
-            (run.folder, run.content["fingerprint"], run.content["digests"], run.settings.sizes.valid)
-            for run in saved
-            if not run.columns.parts  # digests of samples with columns differ
-        ]
         self._warned: set[str] = set()  # the caches that a warning was about
-        self._columns = [run.columns for run in saved]
-        self._predictions, start = [], 0
+        self._runs, self._predictions, start = [], [], 0
         for run in saved:
             own = slice(start, start + run.columns.width)
             self._predictions.append(_predictions(run, device, own, self.options))
+            self._runs.append(dataclasses.replace(run, content={**run.content, "model": {}}))  # frees its weights
             start += run.columns.width
         device.wait()  # otherwise the first batch's graph would also contain the upload of the weights
 
@@ -141,11 +135,12 @@ class Predictor:
         The dataset has clean images in their stored size.
         """
         return [
-            folder
-            for folder, fingerprint, digests, size in self._learned_from
-            if fingerprint == dataset.manifest.fingerprint
-            and "validation" in digests
-            and digests["validation"] != in_size(dataset, size).digest
+            run.folder
+            for run in self._runs
+            if not run.columns.parts  # digests of samples with columns differ
+            and run.content["fingerprint"] == dataset.manifest.fingerprint
+            and "validation" in run.content["digests"]
+            and run.content["digests"]["validation"] != in_size(dataset, run.settings.sizes.valid).digest
         ]
 
     def prepare(self, dataset: CachedDataset) -> CachedDataset:
@@ -156,11 +151,9 @@ class Predictor:
         """
         self._check(dataset)
         self._tell_of_images(dataset)
-        wanted = [columns for columns in self._columns if columns.parts]
-        if not wanted:
-            return dataset
-        values = [each.encode(dataset.table, dataset.positions) for each in wanted]
-        return dataset.with_columns(np.concatenate(values, 1))
+        wanted = [run.columns for run in self._runs if run.columns.parts]
+        values = [columns.encode(dataset.table, dataset.positions) for columns in wanted]
+        return dataset.with_columns(np.concatenate(values, 1)) if values else dataset
 
     def _check(self, dataset: CachedDataset) -> None:
         found = {field.name: (field.dtype, tuple(field.shape)) for field in dataset.manifest.fields}
@@ -173,17 +166,18 @@ class Predictor:
                 )
 
     def _tell_of_images(self, dataset: CachedDataset) -> None:
-        now = image_settings(dataset.manifest)
-        found = ((folder, *differing_images(images, now)) for folder, images in self._images.items())
-        folder, learned, given = next((each for each in found if each[1]), (None, "", ""))
-        if folder is None or dataset.place in self._warned or not self.device.processes.is_main:
+        if dataset.place in self._warned or not self.device.processes.is_main:
             return
-        self._warned.add(dataset.place)
-        _log.warning(
-            "the images of %s were made with %s, and %s has learned from images that were made with %s, so its "
-            "predictions may be worse: warm up a cache with --like and the cache that the run learned from",
-            dataset.directory, given, folder, learned,
-        )  # fmt: skip
+        for run in self._runs:
+            learned, given = differing_images(run.images, image_settings(dataset.manifest))
+            if learned:
+                self._warned.add(dataset.place)
+                _log.warning(
+                    "the images of %s were made with %s, and %s has learned from images that were made with %s, so its "
+                    "predictions may be worse: warm up a cache with --like and the cache that the run learned from",
+                    dataset.directory, given, run.folder, learned,
+                )  # fmt: skip
+                return
 
 
 def _warn_of_repeated(folders: Sequence[Path]) -> None:
@@ -328,6 +322,14 @@ class _Work:
     check: Callable[[], None] = lambda: None
     scored: bool = False
 
+    def rows(
+        self, device: Device, dataset: CachedDataset, compute: Callable[[DeviceBatch], tuple[torch.Tensor, ...]]
+    ) -> Iterator[list[tuple[int, tuple[Array, ...]]]]:
+        """Yield the results of `compute` for each batch; see `shared_rows`."""
+        for found in shared_rows(dataset, device, self.batch_size, self.threads, compute, self.check):
+            yield found
+            self.progress.advance(sum(len(parts[0]) for _, parts in found))
+
 
 def predict(
     predictor: Predictor,
@@ -372,7 +374,7 @@ def predict(
         write_table(output, dataset, _labels(dataset, task), found)
         for name, path in paths.items():
             file = io.BytesIO()
-            np.save(file, found.arrays[name])
+            np.save(file, found.arrays[name].astype(np.float32))
             write_result(path, file.getvalue())
         variants = [each.variant for each in datasets]
         metrics = {} if found.scores is None else _metrics(predictor, dataset, found.scores)
@@ -427,60 +429,22 @@ def predict_parts(
 
 
 def _predict_values(predictor: Predictor, datasets: Sequence[CachedDataset], work: _Work) -> PredictedSamples:
-    dataset, names = datasets[0], value_names(predictor)
-    is_extended = any(getattr(predictor.options, name) for name in _ARRAYS)
-    rows = _mean_values(predictor, datasets, work, by_run=is_extended)
-    outputs = predictor.task.outputs
-    found, arrays = rows[:, :, :outputs], _arrays(predictor, rows[:, :, outputs:])
-
-    predictor.device.processes.on_main(lambda: _check_finite(dataset, np.asarray(np.isfinite(found).all((1, 2)))))
-    values = found.mean(1).astype(np.float32)
-    texts = [predictor.task.describe(row, names) for row in values]
-    return PredictedSamples(texts, names, values, values, arrays)
-
-
-def _arrays(predictor: Predictor, rows: Array) -> dict[str, Array]:
-    found, options = {}, predictor.options
-    if options.logits:
-        found["logits"] = rows[:, :, : predictor.task.outputs].astype(np.float32)
-        rows = rows[:, :, predictor.task.outputs :]
-    if options.features:
-        found["features"] = rows.astype(np.float32)
-    return found
-
-
-def predict_values(
-    predictor: Predictor,
-    datasets: Sequence[CachedDataset],
-    batch_size: int,
-    threads: int,
-    progress: Progress,
-    check: Callable[[], None] = lambda: None,
-) -> Array:
-    work = _Work(Path(), batch_size, threads, progress, check)
-    return _mean_values(predictor, datasets, work, by_run=False)[:, 0].astype(np.float32)
-
-
-def _mean_values(predictor: Predictor, datasets: Sequence[CachedDataset], work: _Work, *, by_run: bool) -> Array:
-    """Return the mean of the predictions over the datasets, float64 (samples, runs, outputs).
-
-    Without `by_run`, the runs are averaged as well, so that the result has one run.
-    """
-    runs = predictor.runs if by_run else 1
-    total = np.zeros((len(datasets[0]), runs, predictor.task.outputs))
-
-    def compute(batch: DeviceBatch) -> tuple[torch.Tensor]:
-        return (predictor.predict_runs(batch).swapaxes(0, 1) if by_run else predictor.predict(batch)[:, None],)
-
-    for dataset in datasets:
-        rows = shared_rows(dataset, predictor.device, work.batch_size, work.threads, compute, work.check)
+    dataset, names, outputs = datasets[0], value_names(predictor), predictor.task.outputs
+    total = np.zeros((len(dataset), predictor.runs, outputs))
+    for each in datasets:
+        rows = work.rows(predictor.device, each, lambda batch: (predictor.predict_runs(batch).swapaxes(0, 1),))
         for first, (part,) in itertools.chain.from_iterable(rows):
             if part.shape[2] > total.shape[2]:  # the rows also have logits and features
                 total = np.zeros((*total.shape[:2], part.shape[2]))
             total[first : first + len(part)] += part
-            work.progress.advance(len(part))
-    mean: Array = total / len(datasets)
-    return mean
+    parts = ["predictions", *(name for name in _ARRAYS if getattr(predictor.options, name))]
+    ends = [outputs * number for number in range(1, len(parts))]  # features, which are last, have any length
+    arrays = dict(zip(parts, np.split(total / len(datasets), ends, 2), strict=True))
+    found = arrays.pop("predictions")
+    predictor.device.processes.on_main(lambda: _check_finite(dataset, np.asarray(np.isfinite(found).all((1, 2)))))
+    values = found.mean(1).astype(np.float32)
+    texts = [predictor.task.describe(row, names) for row in values]
+    return PredictedSamples(texts, names, values, values, arrays)
 
 
 def value_names(predictor: Predictor) -> list[str]:
@@ -526,11 +490,10 @@ def _predict_maps(predictor: Predictor, datasets: Sequence[CachedDataset], work:
                     Image.fromarray(pixels).save(path)
                     names[row] = f"{folder.name}/{path.name}"
                 scores.extend(task.collect(each) for each in counts)
-                work.progress.advance(len(maps))
         except OSError as error:
             raise TrainingError(f"{folder} cannot be written: {error}") from error
 
-    for found in shared_rows(dataset, predictor.device, work.batch_size, work.threads, class_map, work.check):
+    for found in work.rows(predictor.device, dataset, class_map):
         predictor.device.processes.on_main(functools.partial(write, found))
     values = np.empty((len(dataset), 0), np.float32)
     texts = [names[row] for row in sorted(names)]

@@ -8,11 +8,11 @@ import shutil
 
 import numpy as np
 import pytest
-from running import predictor_of, report_of, train_on
+from running import predictor_of, report_of, rows_of, train_on
 
 from tpucache import CachedDataset, Recipe, TrainingError, UsageError, build_cache, report_run
 from tpucache.cli import main
-from tpucache.training import TrainSettings
+from tpucache.training import TrainSettings, predict
 from tpucache.training.device import CpuDevice
 
 SETTINGS = TrainSettings(model="tiny_models:tiny", epochs=2, batch_size=16, lr=0.01)
@@ -28,11 +28,8 @@ def run_on(dataset, folder, **changed):
 
 
 def predicted(folder, dataset):
-    from tpucache.progress import Progress
-    from tpucache.training.prediction import predict_values
-
-    with Progress(len(dataset), "", "") as progress:
-        return predict_values(predictor_of(folder), [dataset], 16, 1, progress)
+    predict(predictor_of(folder), [dataset], folder / "predicted.csv", 16, 1)
+    return np.float32([[*row.values()][4:] for row in rows_of(folder / "predicted.csv")])
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,8 +20,8 @@ from tpucache.store.lock import is_held
 from tpucache.text import rate_text, size_text
 from tpucache.training.learner import Learner
 from tpucache.training.pace import Account, Pace
-from tpucache.training.run.saved import read_values
-from tpucache.training.run.state import Row, RunState, StepPlan
+from tpucache.training.run.saved import read_json
+from tpucache.training.run.state import VALID, Row, RunState, StepPlan, metric_columns
 from tpucache.training.weights import write_result
 
 _LEAST_SHOWN: Final = 0.05  # seconds: shorter parts are not listed
@@ -30,7 +30,7 @@ _log = logging.getLogger("tpucache")
 
 
 @dataclass(frozen=True)
-class _AccountFile:
+class _Account:
     seconds: dict[str, float]
     wall_seconds: float
 
@@ -87,40 +87,44 @@ class TrainReport:
 
     def lines(self, *, epochs: bool = True) -> list[str]:
         """Return the report as lines of text; `epochs` says whether there is a line for each epoch."""
-        pace = self.pace
-        memory = f"{self.host_peak_bytes / 1e6:,.0f} MB on the host"
-        if self.device_peak_bytes is not None:
-            memory += f", {self.device_peak_bytes / 1e6:,.0f} MB on the fullest core"
-        elif self.device not in ("", "cpu"):
-            memory += ", the device's is not reported"
-        return [
-            *(epoch_line(row) for row in self.epochs if epochs),
-            *([self._best_line()] if self.best_epoch else []),
-            *([] if self.finished else [f"unfinished {len(self.losses):,} of {self.steps:,} steps"]),
-            *([f"optimizer  {self.rates}"] if self.rates else []),
-            *([f"batch      {self.batch}"] if self.batch else []),
-            *([f"precision  {self.precision}"] if self.precision else []),
-            f"backend    {describe_device(self.backend, self.device, self.cores)}{self._in_processes()}",
-            *(self._pace_lines() if pace.steps else []),
-            *([self._network_line()] if self.network else []),
-            *([self._built_line()] if pace.built else []),
-            f"compiles   {pace.compiles} after the warm-up{_of_graphs(pace.graphs)}",
-            f"received   {pace.received_bytes / 1e6:,.0f} MB{self._later()}",
-            *([f"resident   {pace.resident}"] if pace.resident else []),
-            *([self._sizes_line()] if pace.sizes else []),
-            f"memory     {memory}, at most",
-            *([self._time_line()] if self.wall_seconds else []),
-            *([self._dropped_line()] if self.dropped_samples else []),
-            self.advice,
-        ]
+        rows = [epoch_line(row) for row in self.epochs if epochs]
+        return [*rows, *(f"{name:<10} {text}" for name, text in self.figures().items()), self.advice]
 
-    def _pace_lines(self) -> list[str]:
+    def figures(self) -> dict[str, str]:
+        """Return the figures of the report that there are, as texts by name."""
         pace = self.pace
-        return [
-            f"rate       {rate_text(pace.images_per_second)} {self.unit}/s",
-            f"step       {pace.step_seconds * 1e3:,.1f} ms, mean of {pace.steps:,}",
-            f"idle       {pace.device_idle:.1%} of that time, the device ran nothing",
-        ]
+        figures = {
+            "best": self._best(),
+            "unfinished": "" if self.finished else f"{len(self.losses):,} of {self.steps:,} steps",
+            "optimizer": self.rates,
+            "batch": self.batch,
+            "precision": self.precision,
+            "backend": f"{describe_device(self.backend, self.device, self.cores)}{self._in_processes()}",
+        }
+        if pace.steps:
+            figures |= {
+                "rate": f"{rate_text(pace.images_per_second)} {self.unit}/s",
+                "step": f"{pace.step_seconds * 1e3:,.1f} ms, mean of {pace.steps:,}",
+                "idle": f"{pace.device_idle:.1%} of that time, the device ran nothing",
+            }
+        figures |= {
+            "network": self._network(),
+            "cache": self._built(),
+            "compiles": f"{pace.compiles} after the warm-up{_of_graphs(pace.graphs)}",
+            "received": f"{pace.received_bytes / 1e6:,.0f} MB{self._later()}",
+            "resident": pace.resident,
+            "sizes": self._sizes(),
+            "memory": f"{self._memory()}, at most",
+            "time": self._time(),
+            "dropped": self._dropped(),
+        }
+        return {name: text for name, text in figures.items() if text}
+
+    def _memory(self) -> str:
+        host = f"{self.host_peak_bytes / 1e6:,.0f} MB on the host"
+        if self.device_peak_bytes is not None:
+            return f"{host}, {self.device_peak_bytes / 1e6:,.0f} MB on the fullest core"
+        return host if self.device in ("", "cpu") else f"{host}, the device's is not reported"
 
     def _later(self) -> str:
         each, cpu = self.pace.later_bytes_per_step, self.pace.feeding_cpu
@@ -128,60 +132,64 @@ class TrainReport:
             return ""
         return f", after the first epoch {each / 1e3:,.1f} kB a step, for {cpu:.1%} of a processor"
 
-    def _sizes_line(self) -> str:
-        texts = [
+    def _sizes(self) -> str:
+        return "; ".join(
             f"{size} pixels: {each.get('images', 0) / max(each.get('seconds', 0.0), 1e-9):,.0f} {self.unit}/s, "
             f"{each.get('received_bytes', 0) / max(1, each.get('images', 0)) / 1e3:,.1f} kB each"
             for size, each in self.pace.sizes.items()
-        ]
-        return f"sizes      {'; '.join(texts)}"
+        )
 
     def _in_processes(self) -> str:
         where = f" in each of {self.processes} processes" if self.processes > 1 else ""
         return f"{where}, as {self.chosen}" if self.chosen else where
 
-    def _network_line(self) -> str:
+    def _network(self) -> str:
         use = self.network
+        if not use:
+            return ""
         if not use["bytes"]:
-            return "network    nothing read: all records were on this machine"
+            return "nothing read: all records were on this machine"
         share, each = use["rate"] / max(1.0, use["best_rate"]), use["bytes"] / max(1.0, use["needed_bytes"])
         return (
-            f"network    {use['bytes'] / 1e6:,.1f} MB read, {each:.2f} times the MB needed; the link had up to "
+            f"{use['bytes'] / 1e6:,.1f} MB read, {each:.2f} times the MB needed; the link had up to "
             f"{use['best_rate'] / 1e6:,.1f} MB/s, and {share:.0%} of that on average while in use; waited "
             f"{use['waited']:,.1f} s for it"
         )
 
-    def _built_line(self) -> str:
+    def _built(self) -> str:
         built, last = self.pace.built, len(self.epochs)
+        if not built:
+            return ""
         first, after = built["epochs"], ""
         if built["later"] is not None:
             epochs = f"epoch {last}" if first + 1 >= last else f"epochs {first + 1} to {last}"
             after = f"; {epochs}: {built['later']:.1%}"
         size = "not finished: run again to continue" if built["bytes"] is None else size_text(built["bytes"])
         return (
-            f"cache      {'epoch 1' if first <= 1 else f'epochs 1 to {first}'} built the cache: waited "
+            f"{'epoch 1' if first <= 1 else f'epochs 1 to {first}'} built the cache: waited "
             f"{built['waited']:.0%}{after}; the cache is in {built['cache']}, {size}"
         )
 
-    def _best_line(self) -> str:
+    def _best(self) -> str:
+        if not self.best_epoch:
+            return ""
         early = f"; stopped early after epoch {self.epochs[-1]['epoch']}" if self.stopped_early else ""
-        return f"best       epoch {self.best_epoch}, by {self.watched}{early}"
+        return f"epoch {self.best_epoch}, by {self.watched}{early}"
 
-    def _time_line(self) -> str:
+    def _time(self) -> str:
         parts = sorted(self.seconds.items(), key=lambda item: -item[1])
         listed = ", ".join(f"{name.replace('_', ' ')} {spent:,.1f}" for name, spent in parts if spent >= _LEAST_SHOWN)
-        return f"time       {self.wall_seconds:,.1f} s: {listed}"
+        return f"{self.wall_seconds:,.1f} s: {listed}" if self.wall_seconds else ""
 
-    def _dropped_line(self) -> str:
+    def _dropped(self) -> str:
         reasons = {
             "that do not fill a batch": self.dropped_samples - self.dropped_by_execution,
             "by --steps-per-execution": self.dropped_by_execution,
         }
         text = ", ".join(f"{count:,} {reason}" for reason, count in reasons.items() if count)
-        return (
-            f"dropped    {self.dropped_samples:,} of {self.samples:,} samples an epoch, different samples each time: "
-            f"{text}"
-        )
+        if not self.dropped_samples:
+            return ""
+        return f"{self.dropped_samples:,} of {self.samples:,} samples an epoch, different samples each time: {text}"
 
 
 def describe_device(backend: str, device: str, cores: int) -> str:
@@ -255,15 +263,8 @@ def write_account(run: str | Path, seconds: Mapping[str, float], wall: float) ->
 
 def read_account(run: str | Path) -> tuple[Mapping[str, float], float]:
     """Return the seconds of each part of a run so far, and their total, from its account or else its report."""
-    path = Path(run) / ACCOUNT_NAME
-    try:
-        values = read_values(path, _AccountFile)
-        return values["seconds"], float(values["wall_seconds"])
-    except FileNotFoundError:
-        report = read_report(run)
-        return ({}, 0.0) if report is None else (report.seconds, report.wall_seconds)
-    except (OSError, ValueError, TypeError, KeyError) as error:
-        raise TrainingError(f"{path} cannot be read: {error!r}; remove it to continue") from error
+    found = read_json(Path(run) / ACCOUNT_NAME, _Account) or read_report(run)
+    return ({}, 0.0) if found is None else (found.seconds, found.wall_seconds)
 
 
 def write_json(path: Path, values: Mapping[str, Any]) -> None:
@@ -271,17 +272,7 @@ def write_json(path: Path, values: Mapping[str, Any]) -> None:
 
 
 def read_report(run: str | Path) -> TrainReport | None:
-    path = Path(run) / REPORT_NAME
-    try:
-        values = read_values(path, TrainReport)
-        known = {item.name: values[item.name] for item in fields(TrainReport) if item.name in values}
-        return TrainReport(**{**known, "pace": Pace(**values["pace"])})
-    except FileNotFoundError:
-        return None
-    except (OSError, TypeError, KeyError) as error:
-        raise TrainingError(
-            f"{path} is not a report that can be read: {error!r}; remove it to continue, or copy the run again"
-        ) from error
+    return read_json(Path(run) / REPORT_NAME, TrainReport)
 
 
 def ensure_report(run: str | Path, backend: str, cores: int, account: Account) -> TrainReport:
@@ -314,16 +305,11 @@ def _of_graphs(graphs: int | None) -> str:
 
 
 def epoch_line(row: Row) -> str:
-    shown = [
-        f"{name.removeprefix('valid_')} {value:.4f}"
-        for name, value in row.items()
-        if name == "train_loss" or (name.startswith("valid_") and name != "valid_samples")
-    ]
-    return f"epoch {row['epoch']:>3}  {'  '.join(shown)}"
+    shown = {name.removeprefix(VALID): row[name] for name in ("train_loss", *metric_columns([row])) if name in row}
+    return f"epoch {row['epoch']:>3}  {_shown(shown)}"
 
 
 _VERSION: Final = 1
-_VALID: Final = "valid_"
 
 
 @dataclass(frozen=True)
@@ -390,15 +376,10 @@ class FoldsReport:
 def read_folds(run: Path) -> list[str] | None:
     """Return the names of the folds of a run; None for another kind of run."""
     path = run / FOLDS_NAME
-    try:
-        values = read_values(path, _Names)
-        if values["version"] != _VERSION:
-            raise TrainingError(f"{path} was written by another version of tpucache: give another folder")
-        return list(values["folds"])
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    except (OSError, KeyError) as error:
-        raise TrainingError(f"{path} cannot be read: {error!r}. Copy the run again") from error
+    found = read_json(path, _Names)
+    if found is not None and found.version != _VERSION:
+        raise TrainingError(f"{path} was written by another version of tpucache: give another folder")
+    return None if found is None else found.folds
 
 
 def write_folds(run: Path, names: Sequence[str]) -> None:
@@ -441,22 +422,13 @@ def make_folds_report(
 
 def _make_score(fold: str, run: Path, report: TrainReport) -> FoldScore:
     row = report.epochs[report.best_epoch - 1] if report.epochs else {}  # the last row where best_epoch is 0
-    metrics = {name.removeprefix(_VALID): value for name, value in row.items() if name.startswith(_VALID)}
-    samples = int(metrics.pop("samples", 0))
+    metrics = {name.removeprefix(VALID): row[name] for name in metric_columns([row])}
+    samples = int(row.get(f"{VALID}samples", 0))
     return FoldScore(fold, run.name, report.finished, report.best_epoch, samples, metrics)
 
 
 def read_folds_report(run: str | Path) -> FoldsReport | None:
-    path = Path(run) / REPORT_NAME
-    try:
-        values = read_values(path, FoldsReport)
-        return FoldsReport(**{**values, "folds": [FoldScore(**score) for score in values["folds"]]})
-    except FileNotFoundError:
-        return None
-    except (OSError, TypeError, KeyError) as error:
-        raise TrainingError(
-            f"{path} is not a report that can be read: {error!r}; remove it to continue, or copy the run again"
-        ) from error
+    return read_json(Path(run) / REPORT_NAME, FoldsReport)
 
 
 def _shown(metrics: Mapping[str, float]) -> str:

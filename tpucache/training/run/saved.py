@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from dataclasses import fields as fields_of
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, TypeVar
 
 import torch
 from torch import nn
@@ -28,6 +28,8 @@ from tpucache.training.settings import TrainSettings, settings_from
 from tpucache.training.tasks.find import make_task
 from tpucache.training.tasks.task import Task
 from tpucache.training.weights import is_stored_whole, load_checkpoint
+
+Kind = TypeVar("Kind")
 
 _SHOWN: Final = 200  # characters of a library's message, at most
 VERSION: Final = 1
@@ -49,14 +51,16 @@ def load_last(run: Path) -> dict[str, Any]:
     return _load(run / LAST_NAME, _check_last)
 
 
-def read_values(path: Path, kind: type) -> dict[str, Any]:
-    """Return the object in a JSON file, after checking its values against the types of the fields of `kind`."""
+def read_json(path: Path, kind: type[Kind]) -> Kind | None:
+    """Return the object in a JSON file as an instance of a dataclass; None if there is no such file."""
     try:
         content = parse_object(read_file(path), path.name)
-        check_types(content, kind, path.name)
-    except FormatError as error:
+        check_types(content, kind, path.name)  # a wrong value says more than a missing one
+        return read_as(kind, content, path.name)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except (FormatError, OSError) as error:
         raise TrainingError(f"{path} cannot be read: {error}. Remove it to continue, or copy the run again") from error
-    return content
 
 
 def _load(path: Path, check: Callable[[Mapping[str, Any], str], None]) -> dict[str, Any]:

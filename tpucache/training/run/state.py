@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -18,6 +19,15 @@ if TYPE_CHECKING:
 _LAG: Final = 16
 
 Row = dict[str, Any]
+
+#: The columns of metrics in a row begin with it.
+VALID: Final = "valid_"
+
+
+def metric_columns(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the columns of the validation metrics in rows of the history."""
+    names = dict.fromkeys(itertools.chain.from_iterable(rows))
+    return [name for name in names if name.startswith(VALID) and name != f"{VALID}samples"]
 
 
 class Watcher(Protocol):
@@ -137,7 +147,7 @@ class StepPlan:
             "step": state.steps,
             "lr": lr,
             "train_loss": sum(state.losses[-self.per_epoch :]) / self.per_epoch,
-            **{f"valid_{name}": value for name, value in metrics.items()},
+            **{f"{VALID}{name}": value for name, value in metrics.items()},
         }
 
     def describe(self, state: RunState) -> str:

@@ -12,8 +12,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tpucache import CachedDataset, DependencyError, TrainingError
 from tpucache.cli import main
 from tpucache.training.settings import TrainSettings
-from tpucache.training.watch.curves import drawn_curves, fitting_decay, save_curves, save_figure
-from tpucache.training.watch.tensorboard import TensorBoard
+from tpucache.training.watch import TensorBoard, drawn_curves, fitting_decay, save_curves, save_figure
 
 pytestmark = pytest.mark.slow
 

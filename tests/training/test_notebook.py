@@ -13,8 +13,7 @@ import tiny_models
 from PIL import Image
 
 from tpucache.training import RunOptions, TrainSettings, train
-from tpucache.training.watch import curves
-from tpucache.training.watch.notebook import NotebookCurves, notebook_watchers
+from tpucache.training.watch import NotebookCurves, notebook_watchers, warn_once
 
 
 class Display:
@@ -46,7 +45,7 @@ def notebook(monkeypatch):
 @pytest.mark.slow
 def test_a_run_draws_its_curves_in_one_place_after_each_epoch(cache, notebook, monkeypatch):
     pytest.importorskip("matplotlib")
-    monkeypatch.setattr("tpucache.training.watch.notebook._EVERY", math.inf)  # a slow machine draws within an epoch
+    monkeypatch.setattr("tpucache.training.watch._EVERY", math.inf)  # a slow machine draws within an epoch
     train(tiny_models.tiny, cache, 0.2, TrainSettings(epochs=2, batch_size=50), options=RunOptions(replay=False))
     (place,) = notebook.places
     assert len(place) == 2
@@ -69,7 +68,7 @@ def test_within_an_epoch_pictures_are_ten_seconds_apart():
 @pytest.mark.slow
 def test_a_notebook_that_shows_nothing_ends_no_run(caplog):
     pytest.importorskip("matplotlib")
-    curves.warn_once.cache_clear()
+    warn_once.cache_clear()
 
     def fail(png):
         raise RuntimeError("the kernel is gone")

@@ -1,18 +1,23 @@
-"""Pictures of a run: its curves, and the losses of a learning-rate range test by rate."""
+"""Shows a run while it trains: pictures of its curves, also in a notebook, and TensorBoard."""
 
 from __future__ import annotations
 
 import contextlib
+import functools
+import importlib
+import importlib.util
 import io
-import itertools
-from collections.abc import Callable, Iterator, Sequence
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from tpucache.errors import DependencyError
 from tpucache.runs import CURVES_NAME
 from tpucache.training.metrics import warn_once
-from tpucache.training.run.state import Row, RunState
+from tpucache.training.run.state import VALID, Row, RunState, Watcher, metric_columns
 from tpucache.training.schedule import Rates
 from tpucache.training.weights import write_result
 
@@ -22,7 +27,8 @@ if TYPE_CHECKING:
 
 _WINDOW: Final = 50  # steps that a smoothed curve averages over, at most
 _WINDOWS: Final = 20  # a smoothed curve averages over at most a run's steps divided by this number
-_LOSS, _SAMPLES, _VALID = "valid_loss", "valid_samples", "valid_"
+_LOSS: Final = f"{VALID}loss"
+_EVERY: Final = 10.0  # seconds between two pictures within an epoch, at least
 _MOST: Final = 20  # a curve of more points has no markers, which would hide the line
 
 
@@ -85,8 +91,7 @@ def save_curves(run: Path, losses: Sequence[float], rates: Sequence[float], rows
 def paint_curves(
     figure: Figure, losses: Sequence[float], rows: Sequence[Row], rates: Sequence[float] = (), first: int = 0
 ) -> None:
-    names = dict.fromkeys(itertools.chain.from_iterable(rows))
-    metrics = [name for name in names if name.startswith(_VALID) and name not in (_LOSS, _SAMPLES)]
+    metrics = [name for name in metric_columns(rows) if name != _LOSS]
     heights = {"loss": 3, **({"validation": 2} if metrics else {}), **({"learning rate": 1} if rates else {})}
     figure.set_size_inches(8, 2.2 + 2.2 * len(heights))
     panels = figure.subplots(len(heights), 1, sharex=True, height_ratios=[*heights.values()], squeeze=False)[:, 0]
@@ -96,7 +101,7 @@ def paint_curves(
     axes["loss"].plot(steps, smoothed, color="tab:blue", linewidth=2, label="training, smoothed")
     _paint_epochs(axes["loss"], rows, _LOSS, "validation", "tab:orange")
     for number, name in enumerate(metrics, 1):
-        _paint_epochs(axes["validation"], rows, name, name.removeprefix(_VALID), f"C{number}")
+        _paint_epochs(axes["validation"], rows, name, name.removeprefix(VALID), f"C{number}")
     if rates:
         axes["learning rate"].plot(range(1, len(rates) + 1), rates, color="tab:green")
     for name, panel in axes.items():
@@ -142,3 +147,110 @@ def _paint(figure: Figure, found: RangeTest) -> None:
     axes.set_ylabel("training loss")
     axes.set_title("Learning-rate range test")
     axes.legend()
+
+
+#: Shows a PNG in place of the one before it.
+Show = Callable[[bytes], None]
+
+
+class NotebookCurves:
+    """Shows a run's losses and metrics by `show`: after each epoch, and within epochs at most every ten seconds."""
+
+    def __init__(self, show: Show, clock: Callable[[], float] = time.monotonic) -> None:
+        self._show, self._clock = show, clock
+        self._first: int | None = None
+        self._losses: list[float] = []
+        self._rows: list[Row] = []
+        self._drawn = clock()
+
+    def losses(self, first: int, values: Sequence[float]) -> None:
+        if self._first is None:
+            self._first = first
+        self._losses += values
+        if self._clock() - self._drawn >= _EVERY:
+            self._draw()
+
+    def epoch(self, row: Row) -> None:
+        self._rows.append(row)
+        self._draw()
+
+    def _draw(self) -> None:
+        paint = functools.partial(paint_curves, losses=self._losses, rows=self._rows, first=self._first or 0)
+        picture = try_png("the picture of the curves", paint)
+        if picture is not None:
+            try:
+                self._show(picture)
+            except Exception as error:  # noqa: BLE001  # whatever a notebook raises, the run continues
+                warn_once(f"the picture of the curves is not shown: {type(error).__name__}: {error}")
+        self._drawn = self._clock()
+
+
+def notebook_watchers() -> Sequence[Watcher]:
+    show = _find_display()
+    if show is None or importlib.util.find_spec("matplotlib") is None:
+        return ()
+    return (NotebookCurves(show),)
+
+
+def _find_display() -> Show | None:
+    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    if getattr(shell, "kernel", None) is None:  # a terminal's IPython has none
+        return None
+    display = importlib.import_module("IPython.display")
+    handles: list[Any] = []
+
+    def show(png: bytes) -> None:
+        picture = display.Image(data=png)
+        if handles:
+            handles[0].update(picture)
+        else:
+            handles.append(display.display(picture, display_id=True))
+
+    return show
+
+
+class TensorBoard:
+    """Writes scalars for TensorBoard: `train/loss` for each step, and the numbers of each epoch.
+
+    The tags of an epoch's metrics begin with `valid/`, those of its other numbers with `epoch/`.
+    """
+
+    def __init__(self, folder: str | Path) -> None:
+        """Take the folder to write to, in which nothing is written yet. Raises DependencyError without TensorBoard."""
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError as error:
+            raise DependencyError(
+                f"TensorBoard cannot be imported: {error}. Run `pip install tensorboard`, or leave --tensorboard out"
+            ) from error
+        self._make: Any = SummaryWriter
+        self._folder = folder
+        self._writer: Any = None
+
+    def __enter__(self) -> TensorBoard:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._writer is not None:
+            self._writer.close()
+
+    def losses(self, first: int, values: Sequence[float]) -> None:
+        """Write the losses of the steps after step `first`."""
+        self._write(first, [(step, {"train/loss": value}) for step, value in enumerate(values, first + 1)])
+
+    def epoch(self, row: Row) -> None:
+        """Write a row of the history."""
+        tagged = {
+            name.replace(VALID, "valid/", 1) if name.startswith(VALID) else f"epoch/{name}": value
+            for name, value in row.items()
+            if name not in ("epoch", "step")
+        }
+        self._write(row["step"], [(row["step"], tagged)])
+        self._writer.flush()
+
+    def _write(self, steps: int, rows: Sequence[tuple[int, Mapping[str, float]]]) -> None:
+        # The first call discards scalars of steps after `steps`, which a killed run may have written.
+        self._writer = self._writer or self._make(str(self._folder), purge_step=steps + 1)
+        for step, scalars in rows:
+            for tag, value in scalars.items():
+                self._writer.add_scalar(tag, value, step)
