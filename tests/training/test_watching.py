@@ -114,6 +114,7 @@ def test_each_epoch_is_a_line_when_it_ends_and_a_resumed_run_begins_with_those_b
     assert lines[0] == first
     assert lines == [line for line in report.lines() if line.startswith("epoch ")]
     assert "scripted 3.0000" in lines[-1]
+    assert "samples" not in lines[-1]
     assert at[-2:] == [1, 0]  # values that are left: the second epoch's line came before the third was evaluated
     assert not any(line.startswith("epoch ") for line in report.lines(epochs=False))
     lines.clear()
