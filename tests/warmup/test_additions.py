@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -132,13 +133,19 @@ def test_pictures_redrawn_at_their_size_are_refused(tmp_path: Path, name: str) -
         for number in numbers:
             Image.new("RGB", (20, 20), (number, 60, blue)).save(source / f"p/{number}.bmp")
 
-    def build() -> Manifest:
-        return build_here(source / name, cache, Recipe(size=8))
+    def build(**options: Any) -> Manifest:
+        return build_here(source / name, cache, Recipe(size=8), **options)
 
     source, cache = tmp_path / "source", tmp_path / "cache"
     (source / "p").mkdir(parents=True)
     paint(100, *range(30))
     (source / "t.csv").write_text("\n".join(["path", *(f"p/{number}.bmp" for number in range(30))]))
+    with pytest.raises(KeyboardInterrupt):
+        build(check=interrupt)
+    paint(101, 17)
+    with pytest.raises(BuildError, match=r"17.bmp'.* the source or its code has changed"):
+        build()
+    paint(100, 17)
     first = build()
     before = digests(cache)
     source = source.rename(tmp_path / "moved")  # where a source lies does not matter

@@ -55,7 +55,7 @@ from tpucache.warmup.run.folder import (
 )
 from tpucache.warmup.run.scheduler import Scheduler
 from tpucache.warmup.run.spool import Log
-from tpucache.warmup.run.tasks import BuildContext, check_records, check_rewritten, known_records
+from tpucache.warmup.run.tasks import BuildContext, check_records, check_rewritten, compare_newest, known_records
 from tpucache.warmup.run.upload import CacheUpload, Companions, local_folder, open_place
 from tpucache.warmup.sources import to_source
 from tpucache.warmup.sources.kept import KeptListings, keeping_listings
@@ -317,6 +317,7 @@ class _Build:
                 save_listing(work, plan)
             with context.deadline.interrupting("records of the interrupted run were compared with the source"):
                 check_records(context, plan.listing.samples, scheduler.known)
+                compare_newest(context, plan.listing.samples, {} if other_versions else scheduler.rewritten)
             if resumed:
                 self._announce(scheduler, _ADVICE_RESUMING)
             scheduler.prepare()

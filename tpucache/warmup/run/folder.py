@@ -206,10 +206,10 @@ def is_held(work: Path, run: str | None = None) -> bool:
     return lock.is_held(work / LOCK_NAME, run)
 
 
-_PLAN_NAME: Final = "plan.json"
+PLAN_NAME: Final = "plan.json"
 _LISTING_NAME: Final = "listing.npz"
 #: The files that another machine needs to continue a build.
-PLAN_FILES: Final = (_LISTING_NAME, _PLAN_NAME)
+PLAN_FILES: Final = (_LISTING_NAME, PLAN_NAME)
 
 
 def build_identity(work: Path) -> str:
@@ -219,7 +219,7 @@ def build_identity(work: Path) -> str:
 
 def has_plan(work: Path) -> bool:
     """Return whether a build was started in a work folder."""
-    return (work / _PLAN_NAME).exists()
+    return (work / PLAN_NAME).exists()
 
 
 def is_adding_to(work: Path, manifest: Manifest) -> bool:
@@ -256,7 +256,7 @@ def begin_or_continue(work: Path, plan: BuildPlan, *, is_sent: bool = False) -> 
                 raise
     save_listing(work, plan)
     build = new_identity()
-    write_atomically(work / _PLAN_NAME, json.dumps({**_content(plan), "build": build}).encode())
+    write_atomically(work / PLAN_NAME, json.dumps({**_content(plan), "build": build}).encode())
     return Begun(build, [], ())
 
 
@@ -268,7 +268,7 @@ def save_listing(work: Path, plan: BuildPlan) -> None:
 
 
 def _read_plan(work: Path) -> dict[str, Any]:
-    path = work / _PLAN_NAME
+    path = work / PLAN_NAME
     try:
         content = parse_json(read_file(path))
         if not isinstance(content, dict):

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tpucache.errors import SampleError, UnfinishedError
+from tpucache.native import Array
 from tpucache.progress import BuildProgress
 from tpucache.store.ahead import MOST_FILES, Threads
 from tpucache.store.files import is_late
@@ -22,7 +23,7 @@ from tpucache.store.growing import ARRIVED_DTYPE, FAILURE_NAME, list_asked, spoo
 from tpucache.warmup.blocks import TASK_BYTES, Block, samples_a_task
 from tpucache.warmup.estimate import Remaining
 from tpucache.warmup.run.executors import Executor, Task
-from tpucache.warmup.run.folder import disk_failure
+from tpucache.warmup.run.folder import PLAN_NAME, disk_failure
 from tpucache.warmup.run.spool import BuiltShard, ChunkInfo, Spooled, are_right, load_receipt
 from tpucache.warmup.run.tasks import (
     BuildContext,
@@ -99,6 +100,7 @@ class Scheduler:
         self._stopped = False  # whether the deadline stopped a worker
         self._kept: list[Spooled] = []  # of an earlier run
         self.known: dict[int, dict[int, int]] = {}  # checksums of one sample of each block or task, by its number
+        self.rewritten: dict[int, dict[int, int]] = {}  # of files that were written since the build began
         self._find_shards()
         self._find_records()
 
@@ -319,10 +321,8 @@ class Scheduler:
             if not each.missing:
                 info = each.shards[each.block.variants[0]].info
                 self._count_built(each)
-                if info.numbers:
-                    self.known[info.numbers[0]] = {
-                        variant: int(shard.rows["crc32"][0]) for variant, shard in each.shards.items()
-                    }
+                shards = [each.shards[variant].rows["crc32"] for variant in each.block.variants]
+                self._know(each.block, info.numbers, np.stack(shards, 1))
 
     def _find_records(self) -> None:
         self._logged = self._log.last_rows(len(self._variants) * len(self._samples))
@@ -338,11 +338,19 @@ class Scheduler:
             if is_new and is_right[rows].all():
                 self._kept.append(Spooled(number, info, self._logged[rows]))
                 self._add(self._kept[-1])
-                if info.numbers:
-                    self.known[info.numbers[0]] = dict(
-                        zip(each.block.variants, self._logged[rows[0]]["crc32"].tolist(), strict=True)
-                    )
+                self._know(each.block, info.numbers, self._logged[rows]["crc32"])
         self._complete = deque(each for each in self._order if each.missing and self._is_made[each.part].all())
+
+    def _know(self, block: Block, numbers: Sequence[int], checksums: Array) -> None:
+        """Keep the checksums (samples, variants) of what is compared with the source."""
+        began = (self._context.work / PLAN_NAME).stat().st_mtime_ns
+        written = {sample.number: sample.written_ns for sample in block.samples}
+        for number, own in zip(numbers, checksums.tolist(), strict=True):
+            found = dict(zip(block.variants, own, strict=True))
+            if number == numbers[0]:
+                self.known[number] = found
+            if written[number] > began:
+                self.rewritten[number] = found
 
     def _correct_log(self) -> None:
         """Append rows to the log, so that the last row of each record is right, and says so if it is lost."""

@@ -291,20 +291,22 @@ def check_records(context: BuildContext, samples: Sequence[Sample], known: Known
 
 
 def check_rewritten(context: BuildContext, samples: Sequence[Sample], cache: Cache) -> None:
-    """Encode samples again whose files were written after their records, the newest first, as `check_records`.
-
-    Of very many, as in a new copy of the source, it takes some.
-    """
+    """Encode samples again whose files were written after their records, as by `compare_newest`."""
     numbers = cache.samples.numbers
     rows = cache.index[cache.rows(cache.manifest.variants[0], np.arange(len(numbers)))]
     made = np.array([(cache.directory / each.name).stat().st_mtime_ns for each in cache.manifest.shards])
     written = np.array([samples[number].written_ns for number in numbers.tolist()], np.int64)
     later = np.flatnonzero(written > made[rows["shard"]])
+    compare_newest(context, samples, known_records(cache, later))
+
+
+def compare_newest(context: BuildContext, samples: Sequence[Sample], known: Known) -> None:
+    """Encode samples again, as `check_records` does: the newest first, and of very many some, as in a new copy."""
     began = time.monotonic()
-    for number, checksums in known_records(cache, later[np.argsort(-written[later])]).items():
+    for number in sorted(known, key=lambda number: -samples[number].written_ns):
         if time.monotonic() - began > _COMPARE_SECONDS:
             break
-        _compare(context, samples[number], checksums)
+        _compare(context, samples[number], known[number])
 
 
 def _compare(context: BuildContext, sample: Sample, checksums: Mapping[int, int]) -> None:
