@@ -448,10 +448,7 @@ class CachedDataset(Dataset[Item]):
     def read_into(
         self, buffer: Buffer, indices: Array, epoch: Epoch, chunk: int = 1, divide: Divide = undivided
     ) -> WaysRead:
-        """Read samples into the first rows of a buffer; `chunk` consecutive samples have the same variant="epoch".
-
-        Here and below, `epoch` is one number, or one for each sample.
-        """
+        """Read samples into the first rows of a buffer; `chunk` consecutive samples have the same variant="epoch"."""
         return self._open_reader.read_into(buffer, self._rows(indices, epoch, chunk), keep=True, divide=divide)
 
     @property

@@ -143,14 +143,14 @@ class MixedSamples:
         )
 
     def _parts(self, indices: Array) -> Iterator[tuple[int, Positions, tuple[Positions, Positions, int]]]:
-        """Yield, for each dataset: its number, the rows of its samples, and the samples' indices, epochs and chunk."""
+        """Yield, for each dataset: its number, the rows of its samples, and their indices, epochs and chunk."""
         turns, places = np.divmod(indices, len(self))
         for at, rows, own in _by_source(places, self._sizes):
             yield at, rows, (own, turns[rows], self._shared[at])
 
 
 def _by_source(numbers: Array, sizes: Sequence[int]) -> Iterator[tuple[int, Positions, Positions]]:
-    """Yield, for each source that has some of the numbers: itself, their places, and the numbers within the source."""
+    """Yield, for each source: itself, the places of its numbers, and the numbers within it."""
     stops = np.cumsum(sizes)
     sources = np.searchsorted(stops, numbers, "right")
     for at in np.unique(sources).tolist():
