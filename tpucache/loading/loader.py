@@ -416,7 +416,7 @@ class _Iteration:
         return map(_GlobalBatch, itertools.count(step), self._loader._bounds(start))
 
     def _windows(self, epoch: int) -> Iterator[tuple[Positions, int]]:
-        """Yield, for each window of this epoch or a later one, the samples that this rank reads, and where they end."""
+        """Yield, for each window of an epoch, the samples that this rank reads, and where they end."""
         loader, start, positions = self._loader, self._start, self._positions
         if epoch > self.epoch:
             start, positions = 0, self._order.positions(len(self._dataset), self._seed, epoch)

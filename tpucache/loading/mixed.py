@@ -143,7 +143,7 @@ class MixedSamples:
         )
 
     def _parts(self, indices: Array) -> Iterator[tuple[int, Positions, tuple[Positions, Positions, int]]]:
-        """Yield, for each dataset: its number, the rows of its samples, and their indices, epochs and chunk."""
+        """Yield, for each dataset: its number, its rows, and their indices, epochs and chunk."""
         turns, places = np.divmod(indices, len(self))
         for at, rows, own in _by_source(places, self._sizes):
             yield at, rows, (own, turns[rows], self._shared[at])

@@ -16,7 +16,7 @@ from stops import Stopped, stop_after
 from tpucache import Recipe, build_cache
 from tpucache.errors import SampleError, SourceError, UsageError
 from tpucache.store.manifest import Manifest
-from tpucache.warmup.sources import FolderSource, TableOptions, label_source, open_source
+from tpucache.warmup.sources import TableOptions, label_source, open_source
 from tpucache.warmup.sources.archives import list_zip, zip_file
 
 
@@ -44,26 +44,12 @@ def _records(manifest: Manifest) -> list[str]:
     return [shard.records_sha256 for shard in manifest.shards]
 
 
-@pytest.mark.parametrize("name", ["a.zip", "a.tar"])
-@pytest.mark.parametrize("top", ["", ".", "outer/train"])
-def test_an_archive_lists_and_loads_what_its_folder_does(few, tmp_path, name, top):
-    source = open_source(_pack(few, tmp_path / name, top))
-    listing, expected = source.list(), FolderSource(few).list()
-    assert listing.classes == expected.classes
-    prefix = "" if top == "." else top
-    assert [sample.path for sample in listing.samples] == [os.path.join(prefix, s.path) for s in expected.samples]
-    assert [(s.label, s.bytes) for s in listing.samples] == [(s.label, s.bytes) for s in expected.samples]
-    source = pickle.loads(pickle.dumps(source))
-    for sample, other in zip(listing.samples, expected.samples, strict=True):
-        assert source.load(sample) == FolderSource(few).load(other)
-
-
 @pytest.mark.slow
 def test_records_from_archives_are_those_from_the_folder_and_nothing_is_unpacked(few, tmp_path):
     recipe = Recipe(size=8, variants=1, augment="flip")
     expected = _records(build_here(few, tmp_path / "folder", recipe))
-    for name in ("a.zip", "a.tar"):
-        archive = _pack(few, tmp_path / name)
+    for name, top in (("a.zip", "."), ("a.tar", "outer/train")):
+        archive = _pack(few, tmp_path / name, top)
         assert _records(build_cache(archive, tmp_path / f"{name}-cache", recipe, jobs=2)) == expected
     assert len([*tmp_path.iterdir()]) == 5
 
@@ -72,8 +58,6 @@ def test_several_archives_are_one_source_and_names_begin_with_theirs(few, tmp_pa
     for name in ("part-2.zip", "part-1.zip"):
         _pack(few, tmp_path / name, "train")
     listing = open_source(tmp_path / "part-*.zip").list()
-    assert len(listing.samples) == 24
-    assert listing.classes == ("cat", "dog", "emu")
     assert listing.samples[0].path == "part-1.zip/train/cat/0000.jpg"
 
 

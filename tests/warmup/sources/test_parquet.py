@@ -127,9 +127,9 @@ def test_several_label_columns_lists_of_classes_and_numbers(tmp_path):
 def test_folders_that_state_columns_are_columns(tmp_path):
     for n, name in enumerate(("label=cat/year=1/0", "label=dog/year=2/0", "label=dog/year=2/1")):
         _write(tmp_path / f"{name}.parquet", {"image": _images([n, n])})
-    with pytest.raises(SourceError, match=r"give those with samples as a pattern, such as '.*/\*\*/\*\.parquet'"):
+    with pytest.raises(SourceError, match="give those with samples as a pattern, such as ") as caught:
         open_source(tmp_path).list()
-    listing = label_source(open_source(tmp_path / "**" / "*.parquet"), "auto").list()
+    listing = label_source(open_source(str(caught.value).split("'")[-2]), "auto").list()
     assert (listing.classes, [sample.label for sample in listing.samples]) == (("cat", "dog"), [0, 0, 1, 1, 1, 1])
     assert listing.columns["year"].tolist() == [1, 1, 2, 2, 2, 2]
     _write(tmp_path / "2.parquet", {"image": _images([3])})
