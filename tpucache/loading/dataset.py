@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import logging
+import operator
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
@@ -25,7 +26,7 @@ from tpucache.loading.reading.record_reader import (
     undivided,
 )
 from tpucache.loading.reading.views import in_resolution
-from tpucache.loading.selection import Epoch, Selection, Variant, Windows, to_variant
+from tpucache.loading.selection import Selection, Variant, Windows, to_variant
 from tpucache.loading.tensors import (
     Dataset,
     SharedNumber,
@@ -122,17 +123,14 @@ class CachedDataset(Dataset[Item]):
         self.directory: Path = opened.directory
         self._resolution = resolution, frequencies
         self.manifest: Manifest = in_resolution(opened.manifest, resolution, frequencies)
-        #: The names of a record's fields, in order.
-        self.names = [field.name for field in self.manifest.fields]
         opened.open_tables()  # now, so that a damaged index is found early
         self.table: SampleTable = opened.samples
         chosen = None if indices is None else to_positions(indices, self.manifest.samples, from_end=False)
         self._selection = Selection(self.manifest, to_variant(variant, opened), chosen)
         self._digest: str | None = None
         self._columns: Array | None = None  # float32 (samples of the cache, width)
-        self._targets: Array | None = None  # what batches show instead of the labels, float32 (samples of the cache, m)
-        #: The means and deviations that labels are standardised by in batches; None if they are as stored.
-        self.label_scale: tuple[Array, Array] | None = None
+        self._targets: Array | None = None  # float32 (samples of the cache, classes)
+        self._scale: tuple[Array, Array] | None = None  # mean and deviation of the labels, float64 (m,)
         self._epoch = SharedNumber(is_shared=self.variant == "epoch")  # otherwise workers do not need the epoch
         # The number of samples that were read before the epoch was set; -1 once it is set, or the user was warned.
         self._unset_reads = SharedNumber(is_shared=self.variant == "epoch")
@@ -216,6 +214,11 @@ class CachedDataset(Dataset[Item]):
         return self._resolution[1]
 
     @property
+    def names(self) -> list[str]:
+        """The names of a record's fields, in order."""
+        return list(map(operator.attrgetter("name"), self.manifest.fields))  # fast, because every batch needs them
+
+    @property
     def record_fields(self) -> tuple[Field, ...]:
         """The fields of a record, with the dtype and shape that each has when it is read."""
         return self._open_reader.fields
@@ -264,8 +267,7 @@ class CachedDataset(Dataset[Item]):
         """
         if self._digest is None:
             self._digest = self.digest_without_columns
-            soft = self._targets if self.label_scale is None else None
-            for each in (self._columns, soft):
+            for each in (self._columns, self._targets):
                 if each is not None:
                     values = np.ascontiguousarray(each[self.positions])
                     self._digest = hashlib.sha256(self._digest.encode() + values.tobytes()).hexdigest()
@@ -396,16 +398,23 @@ class CachedDataset(Dataset[Item]):
         if not (np.isfinite(soft).all() and np.isfinite(weights).all() and soft.min() >= 0 and weights.min() >= 0):
             raise FormatError(f"{self.directory}: soft labels or weights are negative or not finite: relabel the cache")
         derived = self._derive(self._selection, self._open_reader)
-        derived._targets, derived.label_scale = (soft * weights[:, None]).astype(np.float32), None
+        derived._targets = (soft * weights[:, None]).astype(np.float32)
         return derived
 
     @property
     def label_form(self) -> str:
         """How batches show labels, as text: as they are stored, as soft labels, or standardised by which numbers."""
-        if self.label_scale is None:
-            return "they are stored" if self._targets is None else "soft labels"
-        mean, std = (each.tolist() for each in self.label_scale)
+        if self._targets is not None:
+            return "soft labels"
+        if self._scale is None:
+            return "they are stored"
+        mean, std = (each.tolist() for each in self._scale)
         return f"numbers standardised by the mean {mean} and the deviation {std}"
+
+    @property
+    def label_scale(self) -> tuple[Array, Array] | None:
+        """The means and deviations that labels are standardised by in batches; None if they are as stored."""
+        return self._scale
 
     def with_standardised_labels(self, mean: Sequence[float], std: Sequence[float]) -> CachedDataset:
         """Return a dataset whose batches have the labels (label - mean) / std, for each column: float32 (n, m).
@@ -427,8 +436,7 @@ class CachedDataset(Dataset[Item]):
         if not (np.isfinite(means) & np.isfinite(deviations) & (deviations > 0)).all():
             raise UsageError(f"mean has finite numbers, and std finite ones above 0, not {list(mean)} and {list(std)}")
         derived = self._derive(self._selection, self._open_reader)
-        derived.label_scale = means, deviations
-        derived._targets = ((labels.astype(np.float64) - means) / deviations).astype(np.float32)
+        derived._scale = means, deviations
         return derived
 
     def packed(self) -> CachedDataset:
@@ -446,7 +454,7 @@ class CachedDataset(Dataset[Item]):
         self._unset_reads.set(_UNCOUNTED)
 
     def read_into(
-        self, buffer: Buffer, indices: Array, epoch: Epoch, chunk: int = 1, divide: Divide = undivided
+        self, buffer: Buffer, indices: Array, epoch: int, chunk: int = 1, divide: Divide = undivided
     ) -> WaysRead:
         """Read samples into the first rows of a buffer; `chunk` consecutive samples have the same variant="epoch"."""
         return self._open_reader.read_into(buffer, self._rows(indices, epoch, chunk), keep=True, divide=divide)
@@ -456,7 +464,7 @@ class CachedDataset(Dataset[Item]):
         """The number of different records that all epochs together read. They are numbered from 0."""
         return self._selection.records
 
-    def record_numbers(self, indices: Array, epoch: Epoch, chunk: int = 1) -> npt.NDArray[np.int64]:
+    def record_numbers(self, indices: Array, epoch: int, chunk: int = 1) -> npt.NDArray[np.int64]:
         """Return the numbers of the records of these samples in an epoch: int64 (n,)."""
         return self._selection.record_numbers(indices, epoch, chunk)
 
@@ -520,7 +528,7 @@ class CachedDataset(Dataset[Item]):
 
         arriving.expect(owner, self._selection.variants, numbers)
 
-    def hint(self, indices: Array, epoch: Epoch, chunk: int = 1) -> None:
+    def hint(self, indices: Array, epoch: int, chunk: int = 1) -> None:
         """Ask the kernel to read these samples' records from the disk ahead."""
         self._open_reader.hint(self._rows(indices, epoch, chunk))
 
@@ -538,10 +546,16 @@ class CachedDataset(Dataset[Item]):
 
     def values_of(self, indices: Array) -> dict[str, torch.Tensor]:
         """Return what a batch has besides the fields of its records: the labels, and the columns if there are any."""
-        added = {COLUMNS: self._columns, LABEL: self._targets}
-        positions = self._selection.positions_of(indices)
-        values = {name: to_tensor(each[positions]) for name, each in added.items() if each is not None}
-        return values if LABEL in values else {**values, LABEL: self.labels_of(indices)}
+        columns, positions = {}, self._selection.positions_of(indices)
+        if self._columns is not None:
+            columns[COLUMNS] = to_tensor(self._columns[positions])
+        if self._targets is not None:
+            return {**columns, LABEL: to_tensor(self._targets[positions])}
+        if self._scale is not None and self.table.labels is not None:
+            mean, std = self._scale
+            standardised = (self.table.labels[positions].astype(np.float64) - mean) / std
+            return {**columns, LABEL: to_tensor(standardised.astype(np.float32))}
+        return {**columns, LABEL: self.labels_of(indices)}
 
     def to_batch(self, arrays: Sequence[Array], indices: Array) -> Item:
         """Make the batch that users get: the fields in `arrays` with the labels, and any columns, of these samples."""
@@ -599,5 +613,5 @@ class CachedDataset(Dataset[Item]):
             raise UsageError(f"this dataset of {self.directory} is closed: open another CachedDataset")
         return self._reader
 
-    def _rows(self, indices: Array, epoch: Epoch, chunk: int = 1) -> Numbers:
+    def _rows(self, indices: Array, epoch: int, chunk: int = 1) -> Numbers:
         return self._selection.rows(self._open_reader.cache, indices, epoch, chunk)

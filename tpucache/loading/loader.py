@@ -218,8 +218,16 @@ class BatchLoader(Generic[AnySamples]):
         return _Iteration(self, self._iterations, epoch, start, is_counted, slots)
 
     def __getstate__(self) -> dict[str, Any]:
-        own = {"_pools": None, "_pool": None, "_finish": None, "_metrics": LoaderMetrics()}
-        return {**self.__dict__, **own, "_begun": 0, "_iterations": 0, "_outdated": 0}
+        kept = {name: value for name, value in self.__dict__.items() if name != "_pools"}
+        return {
+            **kept,
+            "_pool": None,
+            "_finish": None,
+            "_metrics": LoaderMetrics(),
+            "_begun": 0,
+            "_iterations": 0,
+            "_outdated": 0,
+        }
 
     def __enter__(self) -> Self:
         return self
@@ -367,25 +375,25 @@ class _Iteration:
         self.number, self.epoch, self._start = number, epoch, start
         self._is_counted, self._slots = is_counted, slots
         self._positions = self._order.positions(len(self._dataset), self._seed, epoch)
+        self._window = self._order.window or _SPAN
         self._pending: deque[tuple[_GlobalBatch, Future[_ReadBatch]]] = deque()
 
     def batches(self) -> Generator[Any, None, None]:
         loader, options, slots, pending = self._loader, self._loader.options, self._slots, self._pending
         rest = self._start
+        submit = self._submit if slots is None else functools.partial(self._submit_missing, slots)
         if slots is None or not slots.is_full:
             self._dataset.expect(loader, self.expected)
-            hinted, windows, begun = self._start, self._windows(self.epoch), 0 if self.epoch else loader._begun
-            rest, loader._begun = loader.samples, 0
+            hinted, windows, begun = self._start, self._parts_ahead(self._start), 0 if self.epoch else loader._begun
+            reach, rest, loader._begun = loader._reach, loader.samples, 0
             with ReadingThreads(options.threads, options.prefetch + 1) as threads:
                 for batch in self._global_batches(self._start):
                     if slots is not None and slots.is_full:  # nothing needs to be read from here on
                         rest = batch.bounds[0]
                         break
-                    while hinted < batch.bounds[1] + loader._reach and (window := next(windows, None)):
-                        indices, hinted = window
-                        if hinted > begun:
-                            threads.hint(functools.partial(self._hint, indices))
-                    pending.append((batch, self._submit(batch, threads)))
+                    while hinted < batch.bounds[1] + reach and (parts := next(windows, None)):
+                        hinted = parts[-1].stop if parts[-1].stop <= begun else self._hint(parts, threads)
+                    pending.append((batch, submit(batch, threads)))
                     if len(pending) > options.prefetch:
                         yield self._take()
                         threads.check()
@@ -398,9 +406,11 @@ class _Iteration:
     def begin(self) -> int:
         """Ask the kernel to read the first records ahead, and return the position in the order after these."""
         end = self._start
-        for indices, end in self._windows(self.epoch):
+        for parts in self._parts_ahead(self._start):
+            ahead = np.concatenate([self._positions[part] for part in parts])
             with contextlib.suppress(StoreError):
-                self._hint(indices)
+                self._dataset.hint(ahead, self.epoch, self._order.shared)
+            end = parts[-1].stop
             if end >= self._start + self._loader._reach:
                 break
         return end
@@ -408,41 +418,41 @@ class _Iteration:
     def expected(self, epochs: int = 2) -> Iterator[tuple[Positions, int, int]]:
         """Yield the samples that this rank will read in this epoch and later ones, in the form of `samples.Windows`."""
         for epoch in range(self.epoch, self.epoch + epochs if self._order.sampling is None else self.epoch + 1):
-            for indices, _ in self._windows(epoch):
-                yield indices, epoch, self._order.shared
+            start, positions = self._start, self._positions
+            if epoch > self.epoch:
+                start, positions = 0, self._order.positions(len(self._dataset), self._seed, epoch)
+            for parts in self._parts_ahead(start):
+                yield np.concatenate([positions[part] for part in parts]), epoch, self._order.shared
 
     def _global_batches(self, start: int) -> Iterator[_GlobalBatch]:
         step = self.epoch * len(self._loader) + start // self._loader._global_batch
         return map(_GlobalBatch, itertools.count(step), self._loader._bounds(start))
 
-    def _windows(self, epoch: int) -> Iterator[tuple[Positions, int]]:
-        """Yield, for each window of an epoch, the samples that this rank reads, and where they end."""
-        loader, start, positions = self._loader, self._start, self._positions
-        if epoch > self.epoch:
-            start, positions = 0, self._order.positions(len(self._dataset), self._seed, epoch)
-        window = self._order.window or _SPAN
-        for parts in rank_windows(loader._bounds(start), window, loader.rank, loader.world_size):
-            yield np.concatenate([positions[part] for part in parts]), parts[-1].stop
+    def _parts_ahead(self, start: int) -> Iterator[list[slice]]:
+        """Yield, for each window from position `start` on, the slices of the epoch's order that this rank reads."""
+        loader = self._loader
+        return rank_windows(loader._bounds(start), self._window, loader.rank, loader.world_size)
 
     def _own(self, batch: _GlobalBatch) -> Positions:
         return self._positions[rank_slice(*batch.bounds, self._loader.rank, self._loader.world_size)]
 
-    def _hint(self, indices: Positions) -> None:
-        self._dataset.hint(indices, self.epoch, self._order.shared)
+    def _hint(self, parts: list[slice], threads: ReadingThreads) -> int:
+        ahead = np.concatenate([self._positions[part] for part in parts])
+        threads.hint(functools.partial(self._dataset.hint, ahead, self.epoch, self._order.shared))
+        end: int = parts[-1].stop
+        return end
 
     def _submit(self, batch: _GlobalBatch, threads: ReadingThreads) -> Future[_ReadBatch]:
-        slots = self._slots
-        if slots is None:
-            return threads.submit(functools.partial(self._read, batch, threads.divide))
-        placed = self._placed(slots, self._own(batch))
+        return threads.submit(functools.partial(self._read, batch, threads.divide))
+
+    def _submit_missing(self, slots: RecordSlots, batch: _GlobalBatch, threads: ReadingThreads) -> Future[_ReadBatch]:
+        own = self._own(batch)
+        placed = slots.place(self._dataset.record_numbers(own, self.epoch, self._order.shared))
         if placed.uploads:
             return threads.submit(functools.partial(self._read_records, placed, slots.chunk, threads.divide))
         read: Future[_ReadBatch] = Future()
-        read.set_result(_ReadBatch(placed, len(placed.slots), None))
+        read.set_result(_ReadBatch(placed, len(own), None))
         return read
-
-    def _placed(self, slots: RecordSlots, indices: Positions) -> RecordBatch:
-        return slots.place(self._dataset.record_numbers(indices, self.epoch, self._order.shared))
 
     def _take(self) -> Any:
         self._loader._refuse_closed()
@@ -463,30 +473,40 @@ class _Iteration:
         bounds = self._global_batches(start)
         while batches := list(itertools.islice(bounds, _LOOKED_UP)):
             own = [self._own(batch) for batch in batches]
-            placed = self._placed(slots, np.concatenate(own))
-            stops = np.cumsum([len(part) for part in own]).tolist()
-            for batch, part, stop in zip(batches, own, stops, strict=True):
+            placed = slots.place(self._dataset.record_numbers(np.concatenate(own), self.epoch, self._order.shared))
+            begin = 0
+            for batch, part in zip(batches, own, strict=True):
                 loader._refuse_closed()
-                rows = slice(stop - len(part), stop)
+                rows = slice(begin, begin + len(part))
                 loader._metrics.note(time.perf_counter(), loader.options.prefetch + 1, len(part), None)
                 read = placed._replace(slots=placed.slots[rows], numbers=placed.numbers[rows])
                 yield Uncounted(read, functools.partial(loader._count, self, batch.bounds[1]))
+                begin = rows.stop
 
     def _read(self, batch: _GlobalBatch, divide: Divide) -> _ReadBatch:
-        indices, crop = self._own(batch), self._loader._crop
-        read = self._dataset.read_into if crop is None else crop.reading(*self._drawn(batch))
-        wanted = indices, self.epoch, self._order.shared, divide
-        arrays, ways = self._loader._buffers.lend_filled(len(indices), read, *wanted)
-        return _ReadBatch(self._dataset.to_batch(arrays, indices), len(indices), ways)
+        indices, pool, crop = self._own(batch), self._loader._buffers, self._loader._crop
+        buffer = pool.take()
+        try:
+            read = self._dataset.read_into if crop is None else crop.reading(*self._drawn(batch))
+            ways = read(buffer, indices, self.epoch, self._order.shared, divide)
+        except BaseException:
+            pool.give_back(buffer)
+            raise
+        return _ReadBatch(self._dataset.to_batch(pool.lend(buffer, len(indices)), indices), len(indices), ways)
 
     def _read_records(self, placed: RecordBatch, rows: int, divide: Divide) -> _ReadBatch:
         pin_memory = self._loader.options.pin_memory
         pool = self._dataset.buffer_pools.pool(rows, pinned_empty if pin_memory else None)
         uploads = []
         for chunk, numbers in placed.uploads:
-            arrays, _ = pool.lend_filled(rows, self._dataset.read_records, numbers, divide)
+            buffer = pool.take()
+            try:
+                self._dataset.read_records(buffer, numbers, divide)
+            except BaseException:
+                pool.give_back(buffer)
+                raise
             indices = np.resize(self._dataset.record_indices(numbers), rows)
-            uploads.append((chunk, self._dataset.to_batch(arrays, indices)))
+            uploads.append((chunk, self._dataset.to_batch(pool.lend(buffer, rows), indices)))
         return _ReadBatch(placed._replace(uploads=uploads), len(placed.slots), None)
 
     def _drawn(self, batch: _GlobalBatch) -> tuple[int, int, int, slice]:

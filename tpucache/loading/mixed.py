@@ -6,11 +6,12 @@ import functools
 import hashlib
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
+import numpy.typing as npt
 
 from tpucache.errors import UsageError
 from tpucache.loading.dataset import CachedDataset
@@ -18,7 +19,7 @@ from tpucache.loading.loader import BatchLoader, CachedLoader
 from tpucache.loading.order import EpochOrder, Sampling
 from tpucache.loading.reading.memory import Buffer, BufferPools
 from tpucache.loading.reading.record_reader import Divide, WaysRead, undivided
-from tpucache.loading.selection import Epoch, Windows
+from tpucache.loading.selection import Windows
 from tpucache.loading.tensors import Positions, to_integer, to_tensor
 from tpucache.native import Array
 from tpucache.store.fields import MASK
@@ -28,7 +29,8 @@ if TYPE_CHECKING:
     from tpucache.store.reader import NetworkUse
 
 _LONGEST: Final = 1_000_000
-_NOTHING: Final = np.arange(0)
+
+Rows = npt.NDArray[np.integer[Any]]
 
 
 class Mixture:
@@ -52,18 +54,35 @@ class Mixture:
         return sources, rounds * self.shares[sources] + self._turns[places]
 
 
+class BufferRows(Buffer):
+    """A view of some rows of a buffer."""
+
+    def __init__(self, buffer: Buffer, rows: npt.NDArray[np.int64]) -> None:
+        self.arrays, self.lengths, self.is_large = buffer.arrays, buffer.lengths, buffer.is_large
+        self.starts = [starts[rows] for starts in buffer.starts]
+        self._buffer, self._rows = buffer, rows
+
+    def views(self, rows: Rows) -> list[list[memoryview]]:
+        return self._buffer.views(self._rows[rows])
+
+    def parts(self, rows: Rows) -> npt.NDArray[np.int64]:
+        return self._buffer.parts(self._rows[rows])
+
+    def places(self, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        return self._rows[rows]
+
+
 class MixedSamples:
     """The samples of several datasets. With n of them together, index i stands for sample i % n in epoch i // n."""
 
     def __init__(self, datasets: Sequence[CachedDataset], orders: Sequence[EpochOrder]) -> None:
         first = datasets[0]
         self._datasets, self._shared = datasets, [order.shared for order in orders]
-        self._sizes = [len(dataset) for dataset in datasets]
+        self._ends = np.cumsum([len(dataset) for dataset in datasets])
         self.names, self.manifest, self.record_fields = first.names, first.manifest, first.record_fields
-        self.label_scale = first.label_scale
 
     def __len__(self) -> int:
-        return sum(self._sizes)
+        return int(self._ends[-1])
 
     @property
     def buffer_pools(self) -> BufferPools:
@@ -72,6 +91,17 @@ class MixedSamples:
     @property
     def digest(self) -> str:
         return hashlib.sha256(" ".join(dataset.digest for dataset in self._datasets).encode()).hexdigest()
+
+    @property
+    def label_scale(self) -> tuple[Array, Array] | None:
+        return self._datasets[0].label_scale
+
+    def read_into(self, buffer: Buffer, indices: Array, epoch: int, chunk: int, divide: Divide) -> WaysRead:
+        ways = [
+            self._datasets[at].read_into(BufferRows(buffer, rows), own, turn, self._shared[at], divide)
+            for at, rows, own, turn in self._parts(indices)
+        ]
+        return WaysRead(*map(sum, zip(*ways, strict=True)))
 
     @property
     def maps(self) -> Counter[str]:
@@ -89,77 +119,72 @@ class MixedSamples:
     def is_late(self) -> bool:
         return any(dataset.is_late for dataset in self._datasets)
 
-    def read_into(self, buffer: Buffer, indices: Array, epoch: int, chunk: int, divide: Divide) -> WaysRead:
-        return _total(
-            self._datasets[at].read_into(buffer.of(rows), *own, divide) for at, rows, own in self._parts(indices)
-        )
-
     def expect(self, owner: object, windows: Windows) -> None:
-        def of(source: int) -> Iterator[tuple[Array, Epoch, int]]:
+        def of(at: int) -> Iterator[tuple[Array, int, int]]:
             for indices, _, _ in windows():
-                yield from (own for at, _, own in self._parts(indices) if at == source)
+                yield from ((own, turn, self._shared[at]) for to, _, own, turn in self._parts(indices) if to == at)
 
-        for source, dataset in enumerate(self._datasets):
-            dataset.expect(owner, functools.partial(of, source))
+        for at, dataset in enumerate(self._datasets):
+            dataset.expect(owner, functools.partial(of, at))
 
     def hint(self, indices: Array, epoch: int, chunk: int) -> None:
-        for at, _, own in self._parts(indices):
-            self._datasets[at].hint(*own)
+        for at, _, own, turn in self._parts(indices):
+            self._datasets[at].hint(own, turn, self._shared[at])
 
     def to_batch(self, arrays: Sequence[Array], indices: Array) -> Any:
         first = self._datasets[0]
-        places, values = [_NOTHING], [first.values_of(_NOTHING)]
-        for at, rows, (own, _, _) in self._parts(indices):
-            places.append(rows)
-            values.append(self._datasets[at].values_of(own))
-        order = np.argsort(np.concatenate(places))
-        joined = {name: np.concatenate([np.asarray(each[name]) for each in values])[order] for name in values[0]}
+        values = {name: np.asarray(value) for name, value in first.values_of(np.arange(0)).items()}
+        joined = {name: np.empty((len(indices), *value.shape[1:]), value.dtype) for name, value in values.items()}
+        for at, rows, own, _ in self._parts(indices):
+            for name, value in self._datasets[at].values_of(own).items():
+                joined[name][rows] = np.asarray(value)
         return first.join(arrays, {name: to_tensor(value) for name, value in joined.items()})
-
-    @functools.cached_property
-    def _records(self) -> list[int]:
-        return [dataset.records for dataset in self._datasets]
 
     @property
     def records(self) -> int:
-        return sum(self._records)
+        return sum(dataset.records for dataset in self._datasets)
 
     def record_numbers(self, indices: Array, epoch: int, chunk: int) -> Positions:
         numbers = np.empty(len(indices), np.int64)
-        for at, rows, own in self._parts(indices):
-            numbers[rows] = sum(self._records[:at]) + self._datasets[at].record_numbers(*own)
+        for at, rows, own, turn in self._parts(indices):
+            numbers[rows] = self._first_records[at] + self._datasets[at].record_numbers(own, turn, self._shared[at])
         return numbers
 
     def record_indices(self, numbers: Array) -> Positions:
         indices = np.empty(len(numbers), np.int64)
-        for at, rows, own in _by_source(numbers, self._records):
-            indices[rows] = sum(self._sizes[:at]) + self._datasets[at].record_indices(own)
+        for at, rows, own in self._record_parts(numbers):
+            first = self._ends[at] - len(self._datasets[at])
+            indices[rows] = first + self._datasets[at].record_indices(own)
         return indices
 
     def read_records(self, buffer: Buffer, numbers: Array, divide: Divide = undivided) -> WaysRead:
-        return _total(
-            self._datasets[at].read_records(buffer.of(rows), own, divide)
-            for at, rows, own in _by_source(numbers, self._records)
-        )
+        ways = [
+            self._datasets[at].read_records(BufferRows(buffer, rows), own, divide)
+            for at, rows, own in self._record_parts(numbers)
+        ]
+        return WaysRead(*map(sum, zip(*ways, strict=True)))
 
-    def _parts(self, indices: Array) -> Iterator[tuple[int, Positions, tuple[Positions, Positions, int]]]:
-        """Yield, for each dataset: its number, its rows, and their indices, epochs and chunk."""
+    @functools.cached_property
+    def _first_records(self) -> Positions:
+        counts = np.array([dataset.records for dataset in self._datasets])
+        firsts: Positions = np.cumsum(counts) - counts
+        return firsts
+
+    def _record_parts(self, numbers: Array) -> Iterator[tuple[int, Positions, Positions]]:
+        firsts = self._first_records
+        sources = np.searchsorted(firsts, numbers, "right") - 1
+        for at in np.unique(sources).tolist():
+            rows = np.flatnonzero(sources == at)
+            yield at, rows, numbers[rows] - firsts[at]
+
+    def _parts(self, indices: Array) -> Iterator[tuple[int, Positions, Positions, int]]:
         turns, places = np.divmod(indices, len(self))
-        for at, rows, own in _by_source(places, self._sizes):
-            yield at, rows, (own, turns[rows], self._shared[at])
-
-
-def _by_source(numbers: Array, sizes: Sequence[int]) -> Iterator[tuple[int, Positions, Positions]]:
-    """Yield, for each source: itself, the places of its numbers, and the numbers within it."""
-    stops = np.cumsum(sizes)
-    sources = np.searchsorted(stops, numbers, "right")
-    for at in np.unique(sources).tolist():
-        rows = np.flatnonzero(sources == at)
-        yield at, rows, numbers[rows] - (stops[at] - sizes[at])
-
-
-def _total(ways: Iterable[WaysRead]) -> WaysRead:
-    return WaysRead(*map(sum, zip(*ways, strict=True)))
+        sources = np.searchsorted(self._ends, places, "right")
+        for turn in np.unique(turns).tolist():
+            for at in range(len(self._datasets)):
+                rows = np.flatnonzero((turns == turn) & (sources == at))
+                if len(rows):
+                    yield at, rows, places[rows] - (self._ends[at] - len(self._datasets[at])), turn
 
 
 class MixedOrder(Sampling):
@@ -180,13 +205,16 @@ class MixedOrder(Sampling):
     def positions(self, seed: int, epoch: int) -> Positions:
         sources, turns = self._mixture.sources(epoch * len(self), (epoch + 1) * len(self))
         found = np.empty(len(self), np.int64)
+        total, start = sum(self._sizes), 0
         for at, (order, size, length) in enumerate(zip(self._orders, self._sizes, self._lengths, strict=True)):
             rows = np.flatnonzero(sources == at)
             epochs, places = np.divmod(turns[rows], length)
-            for turn in np.unique(epochs).tolist():
-                some = slice(*np.searchsorted(epochs, [turn, turn + 1]))
-                own = order.positions(size, self._seeds[at], turn)[places[some]]
-                found[rows[some]] = turn * sum(self._sizes) + sum(self._sizes[:at]) + own
+            bounds = np.flatnonzero(np.diff(epochs, prepend=-1))
+            for first, stop in zip(bounds, [*bounds[1:], len(rows)], strict=True):
+                turn = int(epochs[first])
+                own = order.positions(size, self._seeds[at], turn)
+                found[rows[first:stop]] = turn * total + start + own[places[first:stop]]
+            start += size
         return found
 
     def digest(self, seed: int, epoch: int) -> str:

@@ -112,7 +112,7 @@ def rank_windows(batches: Iterable[tuple[int, int]], window: int, rank: int, wor
         yield list(found)
 
 
-def epoch_variants(positions: Positions, epoch: int | Positions, variants: int) -> Positions:
+def epoch_variants(positions: Positions, epoch: int, variants: int) -> Positions:
     """Return the augmented variant, 1 to `variants`, of each sample in an epoch: int64 (n,); neighbours have
     different ones.
     """

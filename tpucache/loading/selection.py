@@ -22,10 +22,9 @@ from tpucache.store.index import Numbers
 from tpucache.store.manifest import Manifest, ShardEntry
 
 Variant = int | Literal["epoch"]
-Epoch = int | Positions  #: of all samples, or of each
 #: A function that returns an iterator over the samples that a loader will read next, in order. Each item has an array
 #: of indices, their epoch, and the number of consecutive samples that have the same variant.
-Windows = Callable[[], Iterator[tuple[Array, Epoch, int]]]
+Windows = Callable[[], Iterator[tuple[Array, int, int]]]
 
 _log: Final = logging.getLogger("tpucache")
 
@@ -77,14 +76,14 @@ class Selection:
         samples = self.manifest.samples if self.chosen is None else len(np.unique(self.chosen))
         return samples * len(self.variants)
 
-    def rows(self, cache: Cache, indices: Positions, epoch: Epoch, chunk: int = 1) -> Numbers:
+    def rows(self, cache: Cache, indices: Positions, epoch: int, chunk: int = 1) -> Numbers:
         """Return the index row numbers of the records that these samples have in an epoch: int64 (n,)."""
         positions = self.positions_of(indices)
         if self.variant != "epoch":
             return cache.rows(self.variant, positions)
         return cache.rows(np.array(self.variants)[self._turns(indices, epoch, chunk)], positions)
 
-    def _turns(self, indices: Positions, epoch: Epoch, chunk: int) -> Positions:
+    def _turns(self, indices: Positions, epoch: int, chunk: int) -> Positions:
         """Return each sample's variant in an epoch, as a position in `variants`."""
         if self.variant != "epoch":
             return np.zeros(len(indices), np.int64)
@@ -102,7 +101,7 @@ class Selection:
     def _different(self) -> int:
         return self.manifest.samples if self._distinct is None else len(self._distinct[0])
 
-    def record_numbers(self, indices: Positions, epoch: Epoch, chunk: int = 1) -> Positions:
+    def record_numbers(self, indices: Positions, epoch: int, chunk: int = 1) -> Positions:
         """Return the numbers, below `records`, of the samples' records in an epoch."""
         places = indices if self._distinct is None else self._distinct[2][indices]
         return self._turns(indices, epoch, chunk) * self._different + places

@@ -7,7 +7,6 @@ tensor over it is freed. A caller may keep a batch as long as it likes.
 from __future__ import annotations
 
 import contextlib
-import copy
 import functools
 import logging
 import mmap
@@ -17,7 +16,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -29,7 +28,6 @@ from tpucache.store.ahead import Threads
 from tpucache.store.fields import Field
 from tpucache.store.files import ThreadLock
 
-T = TypeVar("T")
 Allocate = Callable[[tuple[int, ...], np.dtype[Any]], Array]
 
 # A buffer is freed if neither the last 64 batches nor the last 30 seconds needed it. A new one costs as much as several
@@ -40,7 +38,7 @@ _POOLS: Final = 2  # one for training, one for validation
 
 
 class Buffer:
-    """The memory of a batch: an array (batch, *shape) for each field, and the addresses of its rows."""
+    """The memory of one batch: an array (batch, *shape) for each field, and the addresses of its rows."""
 
     def __init__(self, fields: Sequence[Field], batch: int, allocate: Allocate = np.empty) -> None:
         try:
@@ -58,24 +56,20 @@ class Buffer:
         self.starts = [
             address(array) + length * np.arange(batch) for array, length in zip(self.arrays, self.lengths, strict=True)
         ]
-        #: The rows' positions in the arrays.
-        self.rows = np.arange(batch)
         #: Whether stores that bypass the CPU's caches fill the buffer faster.
         self.is_large = is_large(batch, batch * sum(self.lengths))
 
-    def of(self, rows: npt.NDArray[np.int64]) -> Buffer:
-        """Return a view of some rows."""
-        chosen = copy.copy(self)
-        chosen.rows, chosen.starts = self.rows[rows], [starts[rows] for starts in self.starts]
-        return chosen
-
-    def views(self, rows: npt.NDArray[np.integer[Any]]) -> list[list[memoryview]]:
-        """Return writable views of the bytes of each row, one per field."""
+    @functools.cached_property
+    def _views(self) -> list[list[memoryview]]:
         flat = [
             array.view(np.uint8).reshape(len(array), length)
             for array, length in zip(self.arrays, self.lengths, strict=True)
         ]
-        return [[memoryview(part[row]) for part in flat] for row in self.rows[rows].tolist()]
+        return [[memoryview(part[row]) for part in flat] for row in range(len(self.starts[0]))]
+
+    def views(self, rows: npt.NDArray[np.integer[Any]]) -> list[list[memoryview]]:
+        """Return writable views of the bytes of each row, one per field."""
+        return [self._views[row] for row in rows.tolist()]
 
     def parts(self, rows: npt.NDArray[np.integer[Any]]) -> npt.NDArray[np.int64]:
         """Return the address and the length of each field of each row, as `preadv` takes them: int64 (n, fields, 2)."""
@@ -84,6 +78,10 @@ class Buffer:
             parts[:, at, 0] = starts[rows]
             parts[:, at, 1] = length
         return parts
+
+    def places(self, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Return the rows' positions in the arrays: the rows themselves, except in a view of another buffer."""
+        return rows
 
 
 class BufferPool:
@@ -142,16 +140,6 @@ class BufferPool:
             return [array[:rows] for array in buffer.arrays]
         loan = _Loan(buffer, self._free)
         return [loan.view(array[:rows]) for array in buffer.arrays]
-
-    def lend_filled(self, rows: int, fill: Callable[..., T], *arguments: Any) -> tuple[list[Array], T]:
-        """Call `fill(buffer, *arguments)`. Return what `lend` returns for this buffer, and what `fill` returned."""
-        buffer = self.take()
-        try:
-            result = fill(buffer, *arguments)
-        except BaseException:
-            self.give_back(buffer)
-            raise
-        return self.lend(buffer, rows), result
 
     def _free_unused(self) -> None:
         for _ in range(self._unused):

@@ -380,7 +380,7 @@ class RecordReader:
         if self.is_plain:
             self._scatter(found, buffer.views(places), buffer.parts(places), buffer.is_large)
             return
-        rows = buffer.rows[places]
+        rows = buffer.places(places)
         targets = [
             _Target(field, form != field, array, rows)
             for field, form, array in zip(self._shown, self.fields, buffer.arrays, strict=True)

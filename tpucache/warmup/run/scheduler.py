@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import bisect
 import itertools
+import math
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final
@@ -343,7 +344,8 @@ class Scheduler:
 
     def _know(self, block: Block, numbers: Sequence[int], checksums: Array) -> None:
         """Keep the checksums (samples, variants) of what is compared with the source."""
-        began = (self._context.work / PLAN_NAME).stat().st_mtime_ns
+        plan = self._context.work / PLAN_NAME
+        began = plan.stat().st_mtime_ns if plan.exists() else math.inf  # a repair compares by itself
         written = {sample.number: sample.written_ns for sample in block.samples}
         for number, own in zip(numbers, checksums.tolist(), strict=True):
             found = dict(zip(block.variants, own, strict=True))
